@@ -1,0 +1,342 @@
+"""The board: the one mutable object, latest values and windows for each server.
+
+Tasks write facts onto it (a scrape, a probe begun, a probe ended); readers take a frozen
+snapshot. What can be computed from facts is computed by pure functions, once per fact.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from mtpmon.derive import (
+    Ledger,
+    advance,
+    difference,
+    has_traffic,
+    nothing,
+    opened,
+    risen,
+    total,
+    without,
+)
+from mtpmon.model import (
+    Counters,
+    Outcome,
+    ProbeOutcome,
+    ProbeResult,
+    Props,
+    Scrape,
+    State,
+    Usage,
+)
+from mtpmon.rolling import ProbeFigures, divergences_of, rolling
+from mtpmon.window import Evidence, History, Sample, TrafficFigures, figures
+
+DIVERGENCE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+FAILURES_KEPT = 20
+NOT_RUN = (
+    ProbeOutcome.SKIPPED_BUSY,
+    ProbeOutcome.SKIPPED_SLEEPING,
+    ProbeOutcome.SKIPPED_NOT_READY,
+    ProbeOutcome.PREEMPTED,
+)
+
+
+class BoardSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the board needs to know of the configuration."""
+
+    windows_seconds: tuple[float, ...]
+    stale_after_seconds: float
+    evidence: Evidence
+    rolling_probes: int
+    probe_timeout_seconds: float
+
+
+class ProbeTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts over all probes of a server since mtpmon started."""
+
+    outcomes: Mapping[ProbeOutcome, int]
+    comparable: int
+    missing: int
+    diverged: int
+    clamped: int
+    divergence_positions: tuple[int, ...]
+    divergence_position_sum: float
+
+
+class ServerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of one server at one moment. ``None``: not known.
+
+    ``live`` and ``own`` are totals since mtpmon started. ``windows`` is by traffic
+    (``live``, ``probe``), then by width in seconds. ``waiting_seconds``: how long requests
+    have been running without one ending, so that the counters could not move.
+    """
+
+    name: str
+    probed: bool
+    paired: bool
+    state: State | None
+    detail: str
+    since_unix_seconds: float | None
+    props: Props | None
+    counters: Counters | None
+    scrapes: Mapping[Outcome, int]
+    scrape_duration_seconds: float | None
+    bad_lines: int
+    contradictions: int
+    restarts: int
+    live: Usage | None
+    own: Usage
+    windows: Mapping[str, Mapping[float, TrafficFigures]]
+    waiting_seconds: float | None
+    probe_totals: ProbeTotals
+    probe_figures: ProbeFigures
+    probe_timeout_seconds: float
+    last_probe: ProbeResult | None
+    probe_succeeded: bool | None
+    last_success_unix_seconds: float | None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole board at one moment."""
+
+    unix_seconds: float
+    servers: tuple[ServerSnapshot, ...]
+    windows_seconds: tuple[float, ...]
+    config_reload_successful: bool = True
+
+
+class ServerBoard:
+    """One server's facts. Only the event loop's tasks touch it."""
+
+    def __init__(
+        self, name: str, settings: BoardSettings, *, probed: bool = True, paired: bool = False
+    ) -> None:
+        self.name = name
+        self._settings = settings
+        self._probed = probed
+        self._paired = paired
+        self._last: Scrape | None = None
+        self._last_good: Scrape | None = None
+        self._props: Props | None = None
+        self._state_since: float | None = None
+        self._scrapes: Counter[Outcome] = Counter()
+        self._bad_lines = 0
+        self._contradictions = 0
+        self._ledger: Ledger | None = None
+        self._own = nothing()
+        self._live: Usage | None = None
+        self._history = History(keep_seconds=max(settings.windows_seconds))
+        self._windows: dict[str, dict[float, TrafficFigures]] = {}
+        self._waiting_since: float | None = None
+        self._in_flight = 0
+        self._probe_events = 0
+        self._results: deque[ProbeResult] = deque(maxlen=settings.rolling_probes)
+        self._failures: deque[ProbeResult] = deque(maxlen=FAILURES_KEPT)
+        self._probe_outcomes: Counter[ProbeOutcome] = Counter()
+        self._probe_figures = ProbeFigures()
+        self._comparable = self._missing = self._diverged = self._clamped = 0
+        self._divergence_counts = [0] * (len(DIVERGENCE_BUCKETS) + 1)
+        self._divergence_sum = 0.0
+        self._last_success: float | None = None
+        self._probe_succeeded: bool | None = None
+
+    # --- probes -------------------------------------------------------------------------
+
+    def probe_request_began(self) -> None:
+        """A request of ours is about to reach the server."""
+        self._in_flight += 1
+        self._probe_events += 1
+
+    def probe_request_ended(self, usage: Usage) -> None:
+        """It is over, and this is what it put into the server's counters."""
+        self._in_flight -= 1
+        self._probe_events += 1
+        self._own = total(self._own, usage)
+
+    def overlap_mark(self) -> int | None:
+        """Before and after a scrape: equal and not ``None`` if no request of ours overlapped."""
+        return None if self._in_flight else self._probe_events
+
+    def probed(self, result: ProbeResult) -> None:
+        """A probe is over, or could not run."""
+        self._probe_outcomes[result.outcome] += 1
+        if result.outcome in NOT_RUN:
+            return
+        self._probe_succeeded = result.outcome is ProbeOutcome.COMPLETED
+        if not self._probe_succeeded:
+            self._failures.append(result)
+            return
+        self._results.append(result)
+        self._last_success = result.unix_seconds
+        if result.positions is not None:
+            self._comparable += result.positions.comparable
+            self._missing += result.positions.missing
+            self._diverged += result.positions.diverged
+        self._clamped += sum(d.clamped for d in divergences_of(result))
+        if result.comparison is not None and result.comparison.first_divergence is not None:
+            place = result.comparison.first_divergence
+            bucket = sum(place > bound for bound in DIVERGENCE_BUCKETS)
+            self._divergence_counts[bucket] += 1
+            self._divergence_sum += place
+        self._probe_figures = rolling(
+            tuple(self._results), confidence=self._settings.evidence.confidence
+        )
+
+    @property
+    def results(self) -> Sequence[ProbeResult]:
+        """Completed probes, oldest first, as many as rolling figures hold."""
+        return tuple(self._results)
+
+    @property
+    def failures(self) -> Sequence[ProbeResult]:
+        """Probes that went wrong; kept apart, so that good ones do not push them out."""
+        return tuple(self._failures)
+
+    # --- scrapes ------------------------------------------------------------------------
+
+    @property
+    def last_scrape(self) -> Scrape | None:
+        return self._last
+
+    @property
+    def moved(self) -> bool:
+        """Whether a user's request had ended just before the latest usable scrape."""
+        return bool(len(self._history)) and self._history.samples[-1].moved
+
+    def scraped(self, scrape: Scrape) -> None:
+        """Take in one look at the server."""
+        if self._last is None or self._last.state is not scrape.state:
+            self._state_since = scrape.unix_seconds
+        self._last = scrape
+        self._scrapes[scrape.outcome] += 1
+        self._props = scrape.props or self._props
+        counters = scrape.counters
+        if counters is None:
+            return
+        self._last_good = scrape
+        self._bad_lines += counters.bad_lines
+        if scrape.overlapped:
+            return  # the counters may or may not hold our own request's tokens
+        if self._ledger is None:
+            self._ledger = opened(counters)
+        else:
+            step = advance(self._ledger, counters)
+            self._ledger = step.ledger
+            if step.held:
+                self._contradictions += 1
+                return
+        self._add_sample(scrape, counters, self._ledger.usage())
+
+    def _add_sample(self, scrape: Scrape, counters: Counters, server: Usage) -> None:
+        now = scrape.monotonic_seconds
+        before = self._history.samples[-1] if len(self._history) else None
+        moved = before is not None and has_traffic(
+            without(
+                difference(server, before.server),
+                difference(self._own, before.own),
+            )
+        )
+        if before is not None:
+            seen = before.server.requests + (1 if moved else 0)
+            server = msgspec.structs.replace(server, requests=seen)
+        at_rest = counters.requests_processing == 0 and not counters.requests_deferred
+        if at_rest:
+            self._waiting_since = None
+        elif moved or self._waiting_since is None:
+            self._waiting_since = now
+        self._history.add(
+            Sample(
+                monotonic_seconds=now, server=server, own=self._own, at_rest=at_rest, moved=moved
+            )
+        )
+        users = without(server, self._own)
+        self._live = users if self._live is None else risen(self._live, users)
+        self._windows = {
+            traffic: {
+                width: figures(
+                    self._history.samples,
+                    live=traffic == "live",
+                    width_seconds=width,
+                    evidence=self._settings.evidence,
+                )
+                for width in self._settings.windows_seconds
+            }
+            for traffic in ("live", "probe")
+        }
+
+    # --- reading ------------------------------------------------------------------------
+
+    def snapshot(self, *, monotonic_seconds: float) -> ServerSnapshot:
+        """All that is known now; figures older than ``stale_after_seconds`` are not."""
+        last, good = self._last, self._last_good
+        fresh = (
+            good is not None
+            and monotonic_seconds - good.monotonic_seconds <= self._settings.stale_after_seconds
+        )
+        waiting = None
+        if fresh:
+            since = self._waiting_since
+            waiting = 0.0 if since is None else monotonic_seconds - since
+        return ServerSnapshot(
+            name=self.name,
+            probed=self._probed,
+            paired=self._paired,
+            state=last.state if last is not None else None,
+            detail=last.detail if last is not None else "not looked at yet",
+            since_unix_seconds=self._state_since,
+            props=self._props,
+            counters=good.counters if good is not None and fresh else None,
+            scrapes=dict(self._scrapes),
+            scrape_duration_seconds=last.duration_seconds if last is not None else None,
+            bad_lines=self._bad_lines,
+            contradictions=self._contradictions,
+            restarts=self._ledger.restarts if self._ledger is not None else 0,
+            live=self._live,
+            own=self._own,
+            windows=self._windows if fresh else {},
+            waiting_seconds=waiting,
+            probe_totals=ProbeTotals(
+                outcomes=dict(self._probe_outcomes),
+                comparable=self._comparable,
+                missing=self._missing,
+                diverged=self._diverged,
+                clamped=self._clamped,
+                divergence_positions=tuple(self._divergence_counts),
+                divergence_position_sum=self._divergence_sum,
+            ),
+            probe_figures=self._probe_figures,
+            probe_timeout_seconds=self._settings.probe_timeout_seconds,
+            last_probe=self._results[-1] if self._results else None,
+            probe_succeeded=self._probe_succeeded,
+            last_success_unix_seconds=self._last_success,
+        )
+
+
+class Board:
+    """All servers, in the order of the configuration."""
+
+    def __init__(self, servers: Sequence[ServerBoard], windows_seconds: tuple[float, ...]) -> None:
+        self._servers = {server.name: server for server in servers}
+        self._windows_seconds = windows_seconds
+
+    def __getitem__(self, name: str) -> ServerBoard:
+        return self._servers[name]
+
+    def __iter__(self) -> Iterator[ServerBoard]:
+        return iter(self._servers.values())
+
+    def snapshot(
+        self,
+        *,
+        monotonic_seconds: float,
+        unix_seconds: float,
+        config_reload_successful: bool = True,
+    ) -> Snapshot:
+        return Snapshot(
+            config_reload_successful=config_reload_successful,
+            unix_seconds=unix_seconds,
+            servers=tuple(server.snapshot(monotonic_seconds=monotonic_seconds) for server in self),
+            windows_seconds=self._windows_seconds,
+        )

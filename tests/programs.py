@@ -1,0 +1,26 @@
+"""Programs of other packages that tests run; ``tests/install-tools`` installs them."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+TOOLS = Path(__file__).parent.parent / ".tools" / "usr" / "bin"
+
+
+def promtool() -> str:
+    """Prometheus' own checker."""
+    found = shutil.which("promtool") or shutil.which("promtool", path=TOOLS)
+    assert found, "promtool is missing: run tests/install-tools"
+    return found
+
+
+def metrics_complaints(text: str) -> str:
+    """What ``promtool check metrics`` has to say against an exposition; empty if nothing."""
+    done = subprocess.run(
+        [promtool(), "check", "metrics"],
+        input=text.encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    return done.stdout.decode() or ("" if done.returncode == 0 else f"exit {done.returncode}")
