@@ -1,0 +1,131 @@
+"""What two arms said about one prompt: compared, measured, and let go of."""
+
+import math
+
+import msgspec
+
+from mtpmon.compare import classify_positions, compare
+from mtpmon.derive import added, nothing
+from mtpmon.kld import divergence
+from mtpmon.model import (
+    Amount,
+    Completion,
+    Divergence,
+    Position,
+    PositionKinds,
+    ProbeOutcome,
+    ProbeResult,
+    TopToken,
+    Usage,
+)
+from mtpmon.steps import accepted_by_position
+from mtpmon.suite import Prompt
+
+KEPT_TOPS = 5  # log-probabilities kept of each side at a divergence, for people to look at
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """What the two arms said. ``target_only`` is ``None`` without a second server."""
+
+    speculating: Completion
+    target_only: Completion | None
+
+
+def usage_of(completion: Completion | None) -> Usage:
+    """What one request has put, or will put, into a server's counters.
+
+    Of a request that was cut off only a lower bound is known: the step under way when the
+    connection closed may have been counted too. Its size is the error, which stays in
+    every total from then on. Tokens of steps that cannot be told apart are laid out
+    evenly, so that per-position counts still add up to the total.
+    """
+    if completion is None:
+        return msgspec.structs.replace(nothing(), generated_tokens=Amount(0, 0, 1), requests=1)
+    timings, stream = completion.timings, completion.stream
+    drafting = [step for step in stream.steps if step.drafted]
+    longest = max((step.drafted for step in drafting), default=1)
+    hidden_steps = math.ceil(stream.unresolved_draft_tokens / longest)
+    hidden = _evenly(stream.unresolved_accepted_tokens, hidden_steps)
+    cut = 0.0 if completion.finished else 1.0
+    draft_tokens, accepted = timings.draft_tokens or 0, timings.accepted_tokens or 0
+    return Usage(
+        drafts=Amount(len(drafting) + hidden_steps, 0, cut + hidden_steps),
+        draft_tokens=Amount(draft_tokens, 0, cut * longest),
+        accepted_tokens=Amount(accepted, 0, cut * longest),
+        accepted_by_position=added(accepted_by_position(stream.steps), hidden),
+        generated_tokens=Amount(timings.generated_tokens, 0, cut * (longest + 1)),
+        generation_seconds=Amount(timings.generation_seconds),
+        prompt_tokens=Amount(timings.prompt_tokens),
+        requests=1,
+    )
+
+
+def _evenly(accepted: int, steps: int) -> tuple[int, ...]:
+    """Per-position counts of ``steps`` steps that kept ``accepted`` tokens, as alike as can be."""
+    if not steps:
+        return ()
+    each, more = divmod(accepted, steps)
+    return (*[steps] * each, more)
+
+
+def evaluate(
+    pair: Pair, prompt: Prompt, *, server: str, unix_seconds: float, duration_seconds: float
+) -> ProbeResult:
+    """Compare the arms of a completed probe. Pure.
+
+    Distributions are used here and then let go, except at the first divergence: a few
+    hundred results with 64 log-probabilities per token would be hundreds of megabytes.
+    """
+    ours, baseline = pair.speculating, pair.target_only
+    comparison, kinds, first = None, None, None
+    next_token: Divergence | None = None
+    later: list[Divergence] = []
+    if baseline is not None:
+        comparison = compare(ours.positions, baseline.positions)
+        kinds, places = classify_positions(ours.positions, baseline.positions)
+        first = comparison.first_divergence
+        for place in places:
+            try:
+                found = divergence(baseline.positions[place].top, ours.positions[place].top)
+            except ValueError:  # a list that is no distribution is as good as none
+                kinds = PositionKinds(
+                    comparable=kinds.comparable - 1,
+                    missing=kinds.missing + 1,
+                    diverged=kinds.diverged,
+                )
+                continue
+            if place == 0:
+                next_token = found
+            else:
+                later.append(found)
+    return ProbeResult(
+        server=server,
+        prompt_id=prompt.id,
+        task=prompt.task,
+        unix_seconds=unix_seconds,
+        duration_seconds=duration_seconds,
+        outcome=ProbeOutcome.COMPLETED,
+        speculating=_stripped(ours, first),
+        target_only=_stripped(baseline, first) if baseline is not None else None,
+        comparison=comparison,
+        next_token=next_token,
+        after_speculation=tuple(later),
+        positions=kinds,
+    )
+
+
+def _stripped(completion: Completion, keep: int | None) -> Completion:
+    def top(place: int, entries: tuple[TopToken, ...]) -> tuple[TopToken, ...]:
+        if place != keep:
+            return ()
+        return tuple(sorted(entries, key=lambda entry: -entry.logprob)[:KEPT_TOPS])
+
+    return Completion(
+        positions=tuple(
+            Position(p.id, p.text, top(i, p.top)) for i, p in enumerate(completion.positions)
+        ),
+        timings=completion.timings,
+        stream=completion.stream,
+        wall_seconds=completion.wall_seconds,
+        finished=completion.finished,
+    )

@@ -1,0 +1,251 @@
+"""Watching one server: when to scrape it, when to probe it, and what to write down."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import structlog
+
+from mtpmon.board import ServerBoard
+from mtpmon.evaluate import Pair, evaluate
+from mtpmon.model import Outcome, ProbeOutcome, ProbeResult, Scrape, State
+from mtpmon.probe import Arms, ProbeFailed, ProbeSettings, probe
+from mtpmon.scrape import scrape
+from mtpmon.suite import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The two clocks: monotonic seconds for intervals, Unix seconds for timestamps."""
+
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """When things happen, in seconds."""
+
+    scrape_interval_seconds: float
+    scrape_timeout_seconds: float
+    probe_interval_seconds: float
+    probe_timeout_seconds: float
+    idle_for_seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Watcher:
+    """Scrapes one server for ever, and probes it when it is idle.
+
+    Args:
+        arms: the server, and its target-only twin if there is one.
+        board: where facts go.
+        prompts: endless; what to probe with. ``None``: this server is not probed.
+        settings: how to probe.
+        timing: when.
+        clock: the time.
+        model: which model of a router to watch.
+    """
+
+    arms: Arms
+    board: ServerBoard
+    prompts: Iterator[Prompt] | None
+    settings: ProbeSettings
+    timing: Timing
+    clock: Clock
+    model: str | None = None
+    _quiet_since: float | None = field(default=None, init=False)
+    _outcome: Outcome | None = field(default=None, init=False)
+    _look_now: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    @property
+    def _log(self) -> structlog.typing.FilteringBoundLogger:
+        log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+        return log.bind(server=self.board.name)
+
+    # --- scraping -----------------------------------------------------------------------
+
+    async def scrape_forever(self, *, offset_seconds: float = 0.0) -> None:
+        """Look at the server once every interval, the first time after ``offset_seconds``.
+
+        The offset keeps many servers from being looked at in the same moment. After a
+        probe there is an extra look, since those that overlapped it could not be used.
+        """
+        interval = self.timing.scrape_interval_seconds
+        due = self.clock.monotonic() + offset_seconds
+        await asyncio.sleep(offset_seconds)
+        while True:
+            await self.look()
+            due = max(due + interval, self.clock.monotonic())
+            self._look_now.clear()
+            try:
+                async with asyncio.timeout(due - self.clock.monotonic()):
+                    await self._look_now.wait()
+            except TimeoutError:
+                continue
+            due -= interval  # the extra look does not move the schedule
+
+    async def look(self) -> Scrape:
+        """One look at the server, written on the board."""
+        mark = self.board.overlap_mark()
+        found = await scrape(
+            self.arms.speculating,
+            timeout_seconds=self.timing.scrape_timeout_seconds,
+            monotonic=self.clock.monotonic,
+            wall=self.clock.wall,
+            model=self.model,
+            overlaps=lambda: mark is None or self.board.overlap_mark() != mark,
+        )
+        self.board.scraped(found)
+        self._note_quiet(found)
+        if found.outcome is not self._outcome:
+            self._log_change(found)
+        self._outcome = found.outcome
+        return found
+
+    def _note_quiet(self, found: Scrape) -> None:
+        """Remember since when no request but ours has been seen on the server."""
+        if found.overlapped:
+            return
+        counters = found.counters
+        if counters is None or counters.requests_processing != 0 or counters.requests_deferred:
+            self._quiet_since = None
+        elif self._quiet_since is None or self.board.moved:
+            self._quiet_since = found.monotonic_seconds
+
+    def _log_change(self, found: Scrape) -> None:
+        if found.outcome is Outcome.OK:
+            props = found.props
+            self._log.info(
+                "server_ready",
+                build=props.build if props is not None else None,
+                model=props.model if props is not None else None,
+            )
+        elif found.outcome in (Outcome.LOADING, Outcome.SLEEPING):
+            self._log.info("server_" + found.outcome.value, detail=found.detail)
+        else:
+            self._log.warning("scrape_failed", outcome=found.outcome.value, detail=found.detail)
+
+    # --- probing ------------------------------------------------------------------------
+
+    async def probe_forever(self) -> None:
+        """Probe once every interval, if the server is idle then."""
+        if self.prompts is None:
+            return
+        interval = self.timing.probe_interval_seconds
+        baseline_first = False
+        while True:
+            began = self.clock.monotonic()
+            refusal = await self._wait_for_idle(began + interval)
+            if refusal is not None:
+                self._skip(refusal)
+                continue
+            began = self.clock.monotonic()
+            result = await self.probe_once(next(self.prompts), baseline_first=baseline_first)
+            self.board.probed(result)
+            self._log_probe(result)
+            self._look_now.set()
+            baseline_first = not baseline_first
+            await asyncio.sleep(max(began + interval - self.clock.monotonic(), 0.0))
+
+    async def _wait_for_idle(self, deadline: float) -> ProbeOutcome | None:
+        """Wait until the server may be probed; at ``deadline``, why it still may not.
+
+        The last scrape may be an interval old, so there is a fresh look before each yes.
+        """
+        step = min(self.timing.scrape_interval_seconds, 1.0)
+        while True:
+            refusal = self._refusal()
+            if refusal is None:
+                await self.look()
+                refusal = self._refusal()
+            if refusal is None or self.clock.monotonic() >= deadline:
+                return refusal
+            await asyncio.sleep(step)
+
+    def _refusal(self) -> ProbeOutcome | None:
+        """Why the server must not be probed now, or ``None``."""
+        last = self.board.last_scrape
+        if last is None or last.state not in (State.READY, State.SLEEPING):
+            return ProbeOutcome.SKIPPED_NOT_READY
+        if last.state is State.SLEEPING:
+            return ProbeOutcome.SKIPPED_SLEEPING
+        quiet_since = self._quiet_since
+        if quiet_since is None:
+            return ProbeOutcome.SKIPPED_BUSY
+        quiet_seconds = self.clock.monotonic() - quiet_since
+        return ProbeOutcome.SKIPPED_BUSY if quiet_seconds < self.timing.idle_for_seconds else None
+
+    def _skip(self, outcome: ProbeOutcome) -> None:
+        self.board.probed(
+            ProbeResult(
+                server=self.board.name,
+                prompt_id="",
+                task="",
+                unix_seconds=self.clock.wall(),
+                duration_seconds=0.0,
+                outcome=outcome,
+            )
+        )
+        self._log.debug("probe_skipped", outcome=outcome.value)
+
+    async def probe_once(self, prompt: Prompt, *, baseline_first: bool) -> ProbeResult:
+        """Run one probe within its time limit; whatever goes wrong becomes its outcome."""
+        began, started = self.clock.monotonic(), self.clock.wall()
+        pair: Pair | None = None
+        outcome, detail = ProbeOutcome.COMPLETED, ""
+        try:
+            async with asyncio.timeout(self.timing.probe_timeout_seconds):
+                pair = await probe(
+                    self.arms,
+                    prompt,
+                    self.settings,
+                    baseline_first=baseline_first,
+                    request_began=self.board.probe_request_began,
+                    request_ended=self.board.probe_request_ended,
+                    clock=self.clock.monotonic,
+                )
+        except TimeoutError:
+            outcome = ProbeOutcome.TIMEOUT
+            detail = (
+                f"not done within probe.timeout, {self.timing.probe_timeout_seconds:g} s:"
+                " raise it or lower probe.tokens"
+            )
+        except ProbeFailed as failed:
+            outcome, detail = failed.outcome, failed.detail
+        duration = self.clock.monotonic() - began
+        if pair is not None:
+            return evaluate(
+                pair,
+                prompt,
+                server=self.board.name,
+                unix_seconds=started,
+                duration_seconds=duration,
+            )
+        return ProbeResult(
+            server=self.board.name,
+            prompt_id=prompt.id,
+            task=prompt.task,
+            unix_seconds=started,
+            duration_seconds=duration,
+            outcome=outcome,
+            detail=detail,
+        )
+
+    def _log_probe(self, result: ProbeResult) -> None:
+        log = self._log.bind(
+            prompt=result.prompt_id,
+            task=result.task,
+            seconds=round(result.duration_seconds, 3),
+        )
+        if result.outcome is not ProbeOutcome.COMPLETED:
+            log.warning("probe_failed", outcome=result.outcome.value, detail=result.detail)
+            return
+        ours = result.speculating
+        drafted = ours.timings.draft_tokens if ours is not None else None
+        log.info(
+            "probe_completed",
+            drafted=drafted,
+            accepted=ours.timings.accepted_tokens if ours is not None else None,
+            exact=result.comparison.exact if result.comparison is not None else None,
+        )
