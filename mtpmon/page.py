@@ -1,0 +1,253 @@
+"""The status page: one HTML document, from a snapshot, for people without dashboards."""
+
+from collections import Counter
+from datetime import UTC, datetime
+from importlib import resources
+
+from mtpmon import __version__
+from mtpmon.board import ServerSnapshot, Snapshot
+from mtpmon.markup import Html, h, together
+from mtpmon.pagelive import is_empty, live_traffic, prominent, why_no_acceptance
+from mtpmon.pageprobes import in_short, probes
+from mtpmon.pagetext import (
+    NO_DATA,
+    PERCENT,
+    SPACE,
+    SPEED,
+    bounded,
+    count,
+    duration,
+    moment,
+    outcome_words,
+    plural,
+    state_words,
+)
+
+_STATIC = resources.files("mtpmon") / "static"
+_STYLE = Html((_STATIC / "page.css").read_text("utf-8"))
+_SCRIPT = Html((_STATIC / "page.js").read_text("utf-8"))
+_SIDE_BY_SIDE = 5  # windows; with more, live traffic and probes go below each other
+_MOODS = ("bad", "calm", "good")
+_LINKS = ("metrics", "probes", "config", "-/healthy", "-/ready")
+
+
+def render_page(snapshot: Snapshot) -> str:
+    """The whole document.
+
+    Its script fetches it again every few seconds and puts what changed in place.
+    """
+    summary = _summary(snapshot)
+    head = h(
+        "head",
+        h("meta", charset="utf-8"),
+        h("meta", name="viewport", content="width=device-width,initial-scale=1"),
+        h("meta", name="color-scheme", content="light dark"),
+        h("link", rel="icon", href="data:,"),
+        h("title", f"mtpmon: {summary}"),
+        h("style", _STYLE),
+    )
+    body = h(
+        "body",
+        _header(snapshot),
+        h("p", id="lost", role="status"),
+        _main(snapshot, summary),
+        _terms(),
+        h("script", _SCRIPT),
+    )
+    return "<!doctype html>" + h("html", head, body, lang="en")
+
+
+def _header(snapshot: Snapshot) -> Html:
+    now = datetime.fromtimestamp(snapshot.unix_seconds, UTC)
+    return h(
+        "header",
+        h("h1", "mtpmon ", h("small", __version__)),
+        h(
+            "p",
+            h(
+                "time",
+                now.strftime("%Y-%m-%d %H:%M:%S UTC"),
+                id="now",
+                datetime=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            ),
+            " ",
+            h("button", "Pause", id="pause", type="button", hidden=""),
+            h("noscript", "Reload for newer figures."),
+        ),
+        h(
+            "nav",
+            *(together(h("a", f"/{path}", href=path), " ") for path in _LINKS),
+            aria_label="other pages",
+        ),
+    )
+
+
+def _summary(snapshot: Snapshot) -> str:
+    """``3 servers: 1 unreachable, 2 ready``, the worst first."""
+    servers = plural(len(snapshot.servers), "server")
+    found = Counter(state_words(server.state) for server in snapshot.servers)
+    if len(found) <= 1:
+        return " ".join([servers, *(words.name for words in found)])
+    worst_first = sorted(found.items(), key=lambda item: _MOODS.index(item[0].mood))
+    return f"{servers}: " + ", ".join(f"{number} {words.name}" for words, number in worst_first)
+
+
+def _main(snapshot: Snapshot, summary: str) -> Html:
+    refused = None
+    if not snapshot.config_reload_successful:
+        refused = h(
+            "p",
+            h("b", "The configuration on disk is not in use:"),
+            " reading it again failed, and the one before goes on. ",
+            h("code", "mtpmon check"),
+            " and mtpmon's log say what is wrong.",
+            class_="todo bad",
+        )
+    return h(
+        "main",
+        refused,
+        _overview(snapshot, summary) if len(snapshot.servers) > 1 else None,
+        *(_server(server, f"s{place}", snapshot) for place, server in enumerate(snapshot.servers)),
+    )
+
+
+# --- overview -----------------------------------------------------------------------------
+
+
+def _overview(snapshot: Snapshot, summary: str) -> Html:
+    columns = ("server", "acceptance", "decode speed", "speed-up by task")
+    rows = [
+        _overview_row(server, f"s{place}", snapshot)
+        for place, server in enumerate(snapshot.servers)
+    ]
+    return h(
+        "section",
+        h("h2", summary),
+        h(
+            "table",
+            h("tr", *(h("th", name, scope="col") for name in columns)),
+            *rows,
+        ),
+        class_="all",
+    )
+
+
+def _overview_row(server: ServerSnapshot, anchor: str, snapshot: Snapshot) -> Html:
+    width, figures = prominent(server, snapshot.windows_seconds)
+    words = state_words(server.state)
+    why = why_no_acceptance(server, figures, width, now=snapshot.unix_seconds)
+    if is_empty(figures):
+        live = [h("td", h("i", why), colspan="2")]
+    else:
+        window = h("small", f"in {duration(width)}") if figures.acceptance is not None else None
+        doubt = h("small", "may be wrong") if server.distrust else None
+        live = [
+            h("td", bounded(figures.acceptance, PERCENT, why), " ", window, " ", doubt),
+            h("td", bounded(figures.decode_tokens_per_second, SPEED)),
+        ]
+    name = h("a", server.name, href=f"#{anchor}")
+    return h(
+        "tr",
+        h("th", name, " ", h("b", words.name), scope="row", class_=f"state {words.mood}"),
+        *live,
+        h("td", in_short(server)),
+    )
+
+
+# --- one server ---------------------------------------------------------------------------
+
+
+def _server(server: ServerSnapshot, anchor: str, snapshot: Snapshot) -> Html:
+    words = state_words(server.state)
+    now = snapshot.unix_seconds
+    since = None
+    if server.since_unix_seconds is not None:
+        since = f" since {moment(server.since_unix_seconds, now=now)}"
+    todo = None
+    if words.advice:
+        detail = None
+        if server.detail and server.state is not None:
+            detail = f"{server.detail[0].upper()}{server.detail[1:]}. "
+        todo = h("p", detail, h("b", words.advice), class_=f"todo {words.mood}")
+    return h(
+        "article",
+        h("h2", server.name),
+        h("p", h("span", words.name, class_=f"state {words.mood}"), since, class_="status"),
+        todo,
+        _facts(server),
+        h(
+            "div",
+            live_traffic(server, snapshot),
+            probes(server, now=now),
+            class_="cols many" if len(snapshot.windows_seconds) > _SIDE_BY_SIDE else "cols",
+        ),
+        id=anchor,
+    )
+
+
+def _facts(server: ServerSnapshot) -> Html:
+    """What the server is, in one line of terms and values."""
+    facts: list[tuple[str, str]] = []
+    if server.props is not None:
+        props = server.props
+        facts += [
+            ("model", props.model or NO_DATA),
+            ("quantization", props.quantization or NO_DATA),
+            ("build", props.build or NO_DATA),
+            ("slots", count(props.slots) if props.slots is not None else NO_DATA),
+        ]
+        if props.context_tokens is not None:
+            facts.append(("context", f"{count(props.context_tokens)} tokens"))
+    else:
+        facts.append(("model, build", NO_DATA))
+    counters = server.counters
+    if counters is not None and counters.accepted_by_position:
+        facts.append(("drafts up to", plural(len(counters.accepted_by_position), "token")))
+    if counters is not None and counters.requests_processing is not None:
+        queued = counters.requests_deferred or 0
+        facts.append(("requests", f"{counters.requests_processing} running, {queued} queued"))
+    looks = ", ".join(
+        f"{count(number)} {outcome_words(outcome)}"
+        for outcome, number in server.scrapes.items()
+        if number
+    )
+    facts += [("restarts", count(server.restarts)), ("scrapes", looks or "none yet")]
+    if server.bad_lines:
+        facts.append(("unusable metric lines", count(server.bad_lines)))
+    if server.contradictions:
+        facts.append(("scrapes held back", count(server.contradictions)))
+    return h(
+        "dl",
+        *(together(h("dt", name), SPACE, h("dd", value), " ") for name, value in facts),
+        class_="facts",
+    )
+
+
+# --- terms --------------------------------------------------------------------------------
+
+_TERMS = {
+    "acceptance": "draft tokens that were kept, of all that were drafted; in brackets, its bounds",
+    "position 0, 1, …": "drafts that kept their first, second, … token",
+    "acceptance length": "tokens that a drafting step yields on average, the target's own included",
+    "draft coverage": "decode steps that drafted, of all",
+    "decode speed": "of one stream, without the time a prompt takes",
+    "throughput": "of all streams together, over wall time",
+    "speed-up": "speed with MTP over speed without, in pairs of probes with the same prompt",
+    "exact sequences": "probes that said the same with and without MTP, to the last token",
+    "token match": "tokens that are the same with and without MTP, place by place",
+    "gap at divergence": "how far apart the target's two best tokens were where outputs first"
+    " differed, half of them more; near 0 it was a rounding tie",
+    "KLD": "how far MTP moved the distribution of the next token: a lower bound, from the"
+    " likeliest tokens; before any draft, which MTP cannot touch, it shows the noise",
+    "KLD coverage": "probability that those tokens hold",
+    "top-1 agreement": "places at which both find the same token likeliest",
+}
+
+
+def _terms() -> Html:
+    """What the figures mean. The same for every snapshot: opened, it stays open."""
+    return h(
+        "details",
+        h("summary", "What the figures mean"),
+        h("dl", *(h("div", h("dt", name), h("dd", text)) for name, text in _TERMS.items())),
+    )

@@ -1,0 +1,195 @@
+"""The part of the status page about probes: speed by task, and whether output is the same."""
+
+import math
+from collections.abc import Iterable
+
+from mtpmon.board import ServerSnapshot
+from mtpmon.kld import KldSummary
+from mtpmon.markup import Html, h, together
+from mtpmon.model import ProbeOutcome
+from mtpmon.pagetext import (
+    LENGTH,
+    PERCENT,
+    PLAIN_SPEED,
+    PROBE_OUTCOMES,
+    SPEED,
+    TIMES,
+    bar,
+    bounded,
+    count,
+    figure,
+    moment,
+    nats,
+    plural,
+)
+from mtpmon.rolling import TaskFigures
+
+# Speed-up bars run from half to three times, evenly in the logarithm.
+_SLOWEST, _FASTEST = 0.5, 3.0
+_PLACES = {
+    "next_token": "before any draft",
+    "after_speculation": "after speculation",
+    "teacher_forced": "teacher-forced",
+}
+
+
+def probes(server: ServerSnapshot, *, now: float) -> Html:
+    """What mtpmon's own requests showed."""
+    figures = server.probe_figures
+    if not server.probed:
+        body = [h("p", "This server is not probed: probing is off in its configuration.")]
+    else:
+        body = [h("p", _history(server, now=now), class_="now")]
+        if figures.probes:
+            body += [_tasks(server), _same_output(server)]
+    return h("section", h("h3", "Probes"), *body)
+
+
+def in_short(server: ServerSnapshot) -> Html:
+    """Probes in one cell: the least and the greatest speed-up of tasks, exact sequences."""
+    figures = server.probe_figures
+    if not server.probed:
+        return h("i", "not probed")
+    if not figures.probes:
+        return h("i", "no probe completed")
+    if not server.paired:
+        return h("i", "no target-only server")
+    found = [task.speedup for task in figures.tasks.values() if task.speedup is not None]
+    if len(found) < 2:
+        speed = bounded(found[0] if found else None, TIMES, "too few pairs")
+    else:
+        values = [bound.value for bound in found]
+        speed = together(f"{TIMES.bare(min(values), 2)}–{TIMES.written(max(values))}")
+    exact = None
+    if figures.exact_sequences is not None:
+        exact = h("small", PERCENT.written(figures.exact_sequences), " exact")
+    return together(speed, " ", exact)
+
+
+def _history(server: ServerSnapshot, *, now: float) -> Html:
+    outcomes = server.probe_totals.outcomes
+    counted = [
+        f"{count(outcomes[outcome])} {words}"
+        for outcome, words in PROBE_OUTCOMES.items()
+        if outcomes.get(outcome)
+    ]
+    if not counted:
+        return together("No probe yet: mtpmon waits until the server is ready and idle.")
+    if server.last_success_unix_seconds is None:
+        last = together("No probe has completed yet.")
+    else:
+        last = together("Last success ", moment(server.last_success_unix_seconds, now=now), ".")
+    wrong = None
+    if outcomes.get(ProbeOutcome.BASELINE_DRAFTED):
+        wrong = (
+            " The target-only server drafts: start it without --spec-type, or point"
+            " target_only_url at one that is."
+        )
+    failed = None
+    if server.probe_succeeded is False:
+        failed = together(
+            " ",
+            h("b", "The last one that ran failed"),
+            ": ",
+            h("a", "/probes", href="probes"),
+            " has the reason.",
+        )
+    return together(last, failed, " ", ", ".join(counted), ".", wrong)
+
+
+def _tasks(server: ServerSnapshot) -> Html:
+    columns = ("task", "acceptance, length", "with MTP vs without", "speed-up, line at 1×")
+    rows = [
+        _task(name, task, paired=server.paired) for name, task in server.probe_figures.tasks.items()
+    ]
+    return h("table", _head(columns), *rows, class_="tasks")
+
+
+def _head(columns: Iterable[str]) -> Html:
+    return h("tr", *(h("th", name, scope="col") for name in columns))
+
+
+def _task(name: str, task: TaskFigures, *, paired: bool) -> Html:
+    length = plain = None
+    if task.acceptance_length is not None:
+        length = h("small", figure(task.acceptance_length, LENGTH))
+    if paired:
+        plain = h("small", "vs ", figure(task.target_only_tokens_per_second, PLAIN_SPEED))
+    slower = task.speedup is not None and task.speedup.upper < 1
+    return h(
+        "tr",
+        h("th", name, " ", h("small", plural(task.probes, "probe")), scope="row"),
+        h("td", figure(task.acceptance, PERCENT), " ", length),
+        h("td", figure(task.tokens_per_second, SPEED), " ", plain),
+        h(
+            "td",
+            bounded(task.speedup, TIMES, "too few pairs" if paired else "no target-only server"),
+            class_="slow" if slower else None,
+            style=bar(task.speedup, speedup_place),
+        ),
+    )
+
+
+def speedup_place(ratio: float) -> float:
+    """Where a speed-up is on its bar, 0 to 1."""
+    within = min(max(ratio, _SLOWEST), _FASTEST)
+    return math.log(within / _SLOWEST) / math.log(_FASTEST / _SLOWEST)
+
+
+def _same_output(server: ServerSnapshot) -> Html:
+    figures, totals = server.probe_figures, server.probe_totals
+    if not server.paired:
+        return together(
+            h("h4", "Same output?"),
+            h(
+                "p",
+                "No data: to compare output and speed, give target_only_url, a second"
+                " llama-server with the same model and without drafting.",
+            ),
+        )
+    facts = [
+        ("exact sequences", figure(figures.exact_sequences, PERCENT)),
+        ("token match", figure(figures.token_match, PERCENT)),
+        ("top-1 agreement", figure(figures.top1_agreement, PERCENT)),
+        ("KLD coverage", figure(figures.kld_coverage, PERCENT)),
+    ]
+    if figures.divergence_margin_nats is not None:
+        facts.append(("gap at divergence", together(nats(figures.divergence_margin_nats), " nats")))
+    return together(
+        h("h4", "Same output? ", h("small", f"last {plural(figures.probes, 'probe')}")),
+        h("dl", *(h("div", h("dt", name), h("dd", value)) for name, value in facts), class_="same"),
+        _kld(figures.kld, missing=totals.missing > 0),
+        h(
+            "p",
+            f"Positions so far: {count(totals.comparable)} comparable, {count(totals.missing)}"
+            f" without log-probabilities, {count(totals.diverged)} after a divergence.",
+            class_="now",
+        ),
+    )
+
+
+def _kld(kld: dict[str, KldSummary], *, missing: bool) -> Html:
+    if not kld:
+        why = "the servers gave no log-probabilities" if missing else "no comparable positions"
+        return h("p", f"KLD: no data, {why}.")
+    rows = [
+        h(
+            "tr",
+            h("th", _PLACES.get(at, at.replace("_", " ")), scope="row"),
+            h("td", _mean(found)),
+            h("td", nats(found.p95_nats)),
+            h("td", nats(found.max_nats)),
+            h("td", count(found.positions)),
+        )
+        for at, found in kld.items()
+    ]
+    head = _head(("KLD, nats", "mean ± se", "p95", "max", "positions"))
+    return h("table", head, *rows, class_="kld")
+
+
+def _mean(found: KldSummary) -> Html:
+    error = found.standard_error_nats
+    if error is None:
+        return together(nats(found.mean_nats))
+    mean = nats(found.mean_nats, like=error)
+    return together(mean, " ", h("small", f"± {nats(error, like=error)}"))
