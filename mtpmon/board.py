@@ -6,6 +6,7 @@ snapshot. What can be computed from facts is computed by pure functions, once pe
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -31,13 +32,16 @@ from mtpmon.model import (
     Usage,
 )
 from mtpmon.rolling import ProbeFigures, divergences_of, rolling
+from mtpmon.trust import Reason, Reconciliation, distrust, mismatch, reconcile
 from mtpmon.window import Evidence, History, Sample, TrafficFigures, figures
 
 DIVERGENCE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 FAILURES_KEPT = 20
+RECONCILIATIONS_KEPT = 50
 NOT_RUN = (
     ProbeOutcome.SKIPPED_BUSY,
     ProbeOutcome.SKIPPED_SLEEPING,
+    ProbeOutcome.SKIPPED_IDLE,
     ProbeOutcome.SKIPPED_NOT_READY,
     ProbeOutcome.PREEMPTED,
 )
@@ -51,6 +55,14 @@ class BoardSettings(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Evidence
     rolling_probes: int
     probe_timeout_seconds: float
+
+
+class Source(StrEnum):
+    """Where a server's acceptance can come from."""
+
+    COUNTERS = "counters"
+    PROBES = "probes"
+    NONE = "none"
 
 
 class ProbeTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +82,9 @@ class ServerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     ``live`` and ``own`` are totals since mtpmon started. ``windows`` is by traffic
     (``live``, ``probe``), then by width in seconds. ``waiting_seconds``: how long requests
-    have been running without one ending, so that the counters could not move.
+    have been running without one ending, so that the counters could not move. ``source``:
+    where acceptance can come from. ``mismatch``: share of drafted tokens by which the
+    counters disagree with what probes reported.
     """
 
     name: str
@@ -90,6 +104,9 @@ class ServerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     own: Usage
     windows: Mapping[str, Mapping[float, TrafficFigures]]
     waiting_seconds: float | None
+    source: Source | None = None
+    distrust: frozenset[Reason] = frozenset()
+    mismatch: float | None = None
     probe_totals: ProbeTotals
     probe_figures: ProbeFigures
     probe_timeout_seconds: float
@@ -130,6 +147,7 @@ class ServerBoard:
         self._history = History(keep_seconds=max(settings.windows_seconds))
         self._windows: dict[str, dict[float, TrafficFigures]] = {}
         self._waiting_since: float | None = None
+        self._reconciled: deque[Reconciliation] = deque(maxlen=RECONCILIATIONS_KEPT)
         self._in_flight = 0
         self._probe_events = 0
         self._results: deque[ProbeResult] = deque(maxlen=settings.rolling_probes)
@@ -212,6 +230,8 @@ class ServerBoard:
         self._last = scrape
         self._scrapes[scrape.outcome] += 1
         self._props = scrape.props or self._props
+        if scrape.outcome is Outcome.STALLED and self._waiting_since is None:
+            self._waiting_since = scrape.monotonic_seconds
         counters = scrape.counters
         if counters is None:
             return
@@ -227,18 +247,20 @@ class ServerBoard:
             if step.held:
                 self._contradictions += 1
                 return
+            if step.restarted:
+                self._reconciled.clear()
         self._add_sample(scrape, counters, self._ledger.usage())
 
     def _add_sample(self, scrape: Scrape, counters: Counters, server: Usage) -> None:
         now = scrape.monotonic_seconds
         before = self._history.samples[-1] if len(self._history) else None
-        moved = before is not None and has_traffic(
-            without(
-                difference(server, before.server),
-                difference(self._own, before.own),
-            )
-        )
+        moved = False
         if before is not None:
+            grown, ours = difference(server, before.server), difference(self._own, before.own)
+            moved = has_traffic(without(grown, ours))
+            agreement = reconcile(grown, ours)
+            if agreement is not None:
+                self._reconciled.append(agreement)
             seen = before.server.requests + (1 if moved else 0)
             server = msgspec.structs.replace(server, requests=seen)
         at_rest = counters.requests_processing == 0 and not counters.requests_deferred
@@ -275,10 +297,14 @@ class ServerBoard:
             good is not None
             and monotonic_seconds - good.monotonic_seconds <= self._settings.stale_after_seconds
         )
+        stalled = last is not None and last.outcome is Outcome.STALLED
         waiting = None
-        if fresh:
+        if fresh or stalled:
             since = self._waiting_since
             waiting = 0.0 if since is None else monotonic_seconds - since
+        counters = good.counters if good is not None and fresh else None
+        build_number = self._props.build_number if self._props is not None else None
+        off = mismatch(list(self._reconciled))
         return ServerSnapshot(
             name=self.name,
             probed=self._probed,
@@ -287,7 +313,7 @@ class ServerBoard:
             detail=last.detail if last is not None else "not looked at yet",
             since_unix_seconds=self._state_since,
             props=self._props,
-            counters=good.counters if good is not None and fresh else None,
+            counters=counters,
             scrapes=dict(self._scrapes),
             scrape_duration_seconds=last.duration_seconds if last is not None else None,
             bad_lines=self._bad_lines,
@@ -297,6 +323,9 @@ class ServerBoard:
             own=self._own,
             windows=self._windows if fresh else {},
             waiting_seconds=waiting,
+            source=self._source(),
+            distrust=distrust(counters, build_number=build_number, mismatch_share=off),
+            mismatch=off,
             probe_totals=ProbeTotals(
                 outcomes=dict(self._probe_outcomes),
                 comparable=self._comparable,
@@ -312,6 +341,16 @@ class ServerBoard:
             probe_succeeded=self._probe_succeeded,
             last_success_unix_seconds=self._last_success,
         )
+
+    def _source(self) -> Source | None:
+        """Counters where the server has them; else probes that draft; ``None`` if not known."""
+        if self._last_good is None or self._last_good.counters is None:
+            return None
+        if self._last_good.counters.drafts is not None:
+            return Source.COUNTERS
+        drafted = self._own.draft_tokens
+        probes_draft = drafted is not None and drafted.value > 0
+        return Source.PROBES if probes_draft else Source.NONE
 
 
 class Board:

@@ -23,11 +23,12 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from mtpmon import __version__
-from mtpmon.board import DIVERGENCE_BUCKETS, ServerSnapshot, Snapshot
+from mtpmon.board import DIVERGENCE_BUCKETS, ServerSnapshot, Snapshot, Source
 from mtpmon.duration import format_duration
 from mtpmon.kld import KldSummary
 from mtpmon.model import Amount, Bounded, Outcome, ProbeOutcome, State, Usage
 from mtpmon.rolling import TaskFigures
+from mtpmon.trust import Reason
 from mtpmon.window import TrafficFigures, accepted_amount
 
 Kind = Literal["gauge", "counter", "info", "histogram"]
@@ -252,6 +253,37 @@ METRICS: tuple[Row, ...] = (
         _value(lambda s: s.waiting_seconds),
     ),
     Row(
+        "mtpmon_acceptance_source",
+        "gauge",
+        ("source",),
+        "1 for where the server's acceptance comes from: its counters, only mtpmon's probes"
+        " (builds without speculative counters), or nowhere.",
+        lambda s: (
+            [((each.value,), float(s.source is each)) for each in Source]
+            if s.source is not None
+            else []
+        ),
+    ),
+    Row(
+        "mtpmon_figures_untrusted",
+        "gauge",
+        ("reason",),
+        "1 for each reason not to believe the server's speculative counters.",
+        lambda s: (
+            [((each.value,), float(each in s.distrust)) for each in Reason]
+            if s.counters is not None
+            else []
+        ),
+    ),
+    Row(
+        "mtpmon_counter_mismatch_ratio",
+        "gauge",
+        _ONLY,
+        "Share of drafted tokens by which the server's counters disagree with what mtpmon's"
+        " probes reported, over recent probes that ran alone.",
+        _value(lambda s: s.mismatch),
+    ),
+    Row(
         "mtpmon_scrapes_total",
         "counter",
         ("outcome",),
@@ -458,7 +490,7 @@ METRICS: tuple[Row, ...] = (
         "Where the arms first differed, 0-based, in probes in which they did.",
         lambda s: [
             *(
-                ((floatToGoString(bound),), float(count))
+                ((floatToGoString(bound),), float(count))  # type: ignore[no-untyped-call]
                 for bound, count in zip(
                     (*DIVERGENCE_BUCKETS, math.inf),
                     accumulate(s.probe_totals.divergence_positions),

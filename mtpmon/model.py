@@ -23,36 +23,51 @@ class State(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How one HTTP exchange with a llama-server ended. The closed set of failure labels."""
+    """How one look at a llama-server ended. The closed set of outcome labels.
+
+    ``props_only``: its metrics were left alone, so that it can fall asleep. ``not_loaded``:
+    the router has not loaded the model. ``stalled``: it answers ``/props`` and not
+    ``/metrics``, so its main loop is busy with one long step, or hangs. ``router``: a
+    router, and no model is configured.
+    """
 
     OK = "ok"
+    PROPS_ONLY = "props_only"
     LOADING = "loading"
     SLEEPING = "sleeping"
+    NOT_LOADED = "not_loaded"
     UNAUTHORIZED = "unauthorized"
     METRICS_DISABLED = "metrics_disabled"
     REFUSED = "refused"
     TIMEOUT = "timeout"
+    STALLED = "stalled"
     DISCONNECTED = "disconnected"
     TLS = "tls"
     REDIRECT = "redirect"
     HTTP_ERROR = "http_error"
     TOO_LARGE = "too_large"
+    ROUTER = "router"
     MALFORMED = "malformed"
 
 
 STATE_OF_OUTCOME: dict[Outcome, State] = {
     Outcome.OK: State.READY,
+    Outcome.PROPS_ONLY: State.READY,
     Outcome.LOADING: State.LOADING,
     Outcome.SLEEPING: State.SLEEPING,
+    # A router's model that is not in memory, like one that sleeps, comes with a request.
+    Outcome.NOT_LOADED: State.SLEEPING,
     Outcome.UNAUTHORIZED: State.UNAUTHORIZED,
     Outcome.METRICS_DISABLED: State.METRICS_DISABLED,
     Outcome.REFUSED: State.UNREACHABLE,
     Outcome.TIMEOUT: State.UNREACHABLE,
+    Outcome.STALLED: State.UNREACHABLE,
     Outcome.DISCONNECTED: State.UNREACHABLE,
     Outcome.TLS: State.UNREACHABLE,
     Outcome.REDIRECT: State.MALFORMED,
     Outcome.HTTP_ERROR: State.MALFORMED,
     Outcome.TOO_LARGE: State.MALFORMED,
+    Outcome.ROUTER: State.MALFORMED,
     Outcome.MALFORMED: State.MALFORMED,
 }
 
@@ -278,6 +293,7 @@ class ProbeOutcome(StrEnum):
     COMPLETED = "completed"
     SKIPPED_BUSY = "skipped_busy"
     SKIPPED_SLEEPING = "skipped_sleeping"
+    SKIPPED_IDLE = "skipped_idle"
     SKIPPED_NOT_READY = "skipped_not_ready"
     PREEMPTED = "preempted"
     BASELINE_DRAFTED = "baseline_drafted"

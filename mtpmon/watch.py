@@ -10,6 +10,7 @@ from mtpmon.board import ServerBoard
 from mtpmon.evaluate import Pair, evaluate
 from mtpmon.model import Outcome, ProbeOutcome, ProbeResult, Scrape, State
 from mtpmon.probe import Arms, ProbeFailed, ProbeSettings, probe
+from mtpmon.rest import Rest
 from mtpmon.scrape import scrape
 from mtpmon.suite import Prompt
 
@@ -31,6 +32,7 @@ class Timing:
     probe_interval_seconds: float
     probe_timeout_seconds: float
     idle_for_seconds: float
+    sleep_idle_seconds: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,8 +57,14 @@ class Watcher:
     clock: Clock
     model: str | None = None
     _quiet_since: float | None = field(default=None, init=False)
-    _outcome: Outcome | None = field(default=None, init=False)
+    _served_since_probe: bool = field(default=False, init=False)
+    _rest: Rest = field(init=False)
+    _logged: Outcome | State | None = field(default=None, init=False)
     _look_now: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        self._rest = Rest(self.timing.sleep_idle_seconds)
 
     @property
     def _log(self) -> structlog.typing.FilteringBoundLogger:
@@ -85,43 +93,62 @@ class Watcher:
                 continue
             due -= interval  # the extra look does not move the schedule
 
-    async def look(self) -> Scrape:
-        """One look at the server, written on the board."""
+    async def look(self, *, with_metrics: bool = False) -> Scrape:
+        """One look at the server, written on the board.
+
+        Args:
+            with_metrics: also when they would better be left alone to let the server sleep.
+        """
+        async with self._looking:  # or an older answer could be written after a newer one
+            return await self._look(with_metrics=with_metrics)
+
+    async def _look(self, *, with_metrics: bool) -> Scrape:
         mark = self.board.overlap_mark()
+        resting = self._quiet_since is not None and self._rest.lasts(self.clock.monotonic())
         found = await scrape(
             self.arms.speculating,
             timeout_seconds=self.timing.scrape_timeout_seconds,
             monotonic=self.clock.monotonic,
             wall=self.clock.wall,
             model=self.model,
+            with_metrics=with_metrics or not resting,
             overlaps=lambda: mark is None or self.board.overlap_mark() != mark,
         )
         self.board.scraped(found)
+        self._rest.seen(found)
         self._note_quiet(found)
-        if found.outcome is not self._outcome:
-            self._log_change(found)
-        self._outcome = found.outcome
+        self._log_change(found)
         return found
 
     def _note_quiet(self, found: Scrape) -> None:
         """Remember since when no request but ours has been seen on the server."""
-        if found.overlapped:
-            return
         counters = found.counters
+        if found.overlapped or found.outcome is Outcome.PROPS_ONLY:
+            return
         if counters is None or counters.requests_processing != 0 or counters.requests_deferred:
             self._quiet_since = None
+            self._served_since_probe |= counters is not None
+            self._rest.busy()
         elif self._quiet_since is None or self.board.moved:
             self._quiet_since = found.monotonic_seconds
+            if self.board.moved:
+                self._served_since_probe = True
+                self._rest.busy()
 
     def _log_change(self, found: Scrape) -> None:
-        if found.outcome is Outcome.OK:
+        """One line for a problem, not one for each scrape that has it."""
+        kind = found.state if found.state is State.READY else found.outcome
+        if kind == self._logged:
+            return
+        self._logged = kind
+        if found.state is State.READY:
             props = found.props
             self._log.info(
                 "server_ready",
                 build=props.build if props is not None else None,
                 model=props.model if props is not None else None,
             )
-        elif found.outcome in (Outcome.LOADING, Outcome.SLEEPING):
+        elif found.state in (State.LOADING, State.SLEEPING):
             self._log.info("server_" + found.outcome.value, detail=found.detail)
         else:
             self._log.warning("scrape_failed", outcome=found.outcome.value, detail=found.detail)
@@ -142,6 +169,7 @@ class Watcher:
                 continue
             began = self.clock.monotonic()
             result = await self.probe_once(next(self.prompts), baseline_first=baseline_first)
+            self._served_since_probe = False
             self.board.probed(result)
             self._log_probe(result)
             self._look_now.set()
@@ -157,7 +185,7 @@ class Watcher:
         while True:
             refusal = self._refusal()
             if refusal is None:
-                await self.look()
+                await self.look(with_metrics=True)
                 refusal = self._refusal()
             if refusal is None or self.clock.monotonic() >= deadline:
                 return refusal
@@ -170,6 +198,8 @@ class Watcher:
             return ProbeOutcome.SKIPPED_NOT_READY
         if last.state is State.SLEEPING:
             return ProbeOutcome.SKIPPED_SLEEPING
+        if self._rest.possible and not self._served_since_probe:
+            return ProbeOutcome.SKIPPED_IDLE  # or our probes alone would keep it awake
         quiet_since = self._quiet_since
         if quiet_since is None:
             return ProbeOutcome.SKIPPED_BUSY

@@ -239,6 +239,30 @@ def _flag(data: Mapping[str, Any], key: str) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
+def model_statuses(body: bytes) -> dict[str, str | None]:
+    """Model names (aliases too) of a ``/models`` reply → a router's status of each.
+
+    A server of a single model gives no status: ``None``.
+
+    Raises:
+        WireError: there is no list of models.
+    """
+    entries = _object(body, "/models").get("data")
+    if not isinstance(entries, list):
+        raise WireError(f"no list of models in the reply to /models: {_excerpt(body)}")
+    found: dict[str, str | None] = {}
+    for entry in entries:
+        if not isinstance(entry, dict):
+            continue
+        status = entry.get("status")
+        value = _text(status, "value") if isinstance(status, dict) else None
+        aliases = entry.get("aliases")
+        for name in (entry.get("id"), *(aliases if isinstance(aliases, list) else ())):
+            if isinstance(name, str):
+                found[name] = value
+    return found
+
+
 def error_message(body: bytes) -> str:
     """The message of a llama-server error reply, or the beginning of whatever it is."""
     try:

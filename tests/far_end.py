@@ -77,6 +77,8 @@ class FakeLlama:
     events: list[bytes] = field(default_factory=list)
     stream_delay_seconds: float = 0.0
     closed_streams: int = 0
+    models: bytes = field(default_factory=lambda: raw("b11434/models.json"))
+    metrics_delay_seconds: float = 0.0
 
     def counters(self, **values: float) -> None:
         """Set ``/metrics`` to these llama-server series."""
@@ -112,7 +114,10 @@ class FakeLlama:
         match request.path:
             case "/props":
                 return web.json_response(self.props)
+            case "/models":
+                return web.Response(body=self.models)
             case "/metrics":
+                await asyncio.sleep(self.metrics_delay_seconds)
                 headers = {"Process-Start-Time-Unix": self.start_token} if self.start_token else {}
                 return web.Response(body=self.metrics, headers=headers)
             case "/apply-template":

@@ -16,13 +16,22 @@ PURE = (
     "kld",
     "evaluate",
     "rolling",
+    "trust",
+    "rest",
     "student",
     "window",
     "duration",
     "export",
     "report",
+    "facts",
     "doctor",
+    "doctorcounters",
+    "doctorserver",
     "page",
+    "pagelive",
+    "pageprobes",
+    "pagetext",
+    "markup",
 )
 
 

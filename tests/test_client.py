@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import ssl
 import time
 from contextlib import aclosing
@@ -259,12 +260,12 @@ async def test_a_scrape_asks_props_first() -> None:
     """Which neither wakes a sleeping server nor keeps one awake."""
     fake = FakeLlama()
     async with fake.serving() as url:
-        found = await look(url, model="m/1")
+        found = await look(url)
     assert found.outcome is Outcome.OK
     assert found.counters is not None
     assert found.counters.start_token == "1"
     assert found.props is not None
-    assert [path for _, path in fake.requests] == ["/props?model=m/1", "/metrics?model=m/1"]
+    assert [path for _, path in fake.requests] == ["/props", "/metrics"]
 
 
 async def test_a_sleeping_server_is_left_alone() -> None:
@@ -286,7 +287,6 @@ async def test_a_loading_server_is_no_error() -> None:
 @pytest.mark.parametrize("body", [b"[]", b"<html>"])
 async def test_metrics_alone_will_do(body: bytes) -> None:
     """A proxy that passes on /metrics and answers /props with its own page."""
-
     answers = iter([body, METRICS])
 
     async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -324,13 +324,110 @@ async def test_another_program_is_malformed() -> None:
     assert "llama-server" in found.detail
 
 
-async def test_both_requests_share_the_time_limit() -> None:
-    """A server that takes most of it for /props leaves little for /metrics."""
-    fake = FakeLlama(delay_seconds=1.5)
+async def test_a_stalled_server_is_told_apart() -> None:
+    """It answers /props, from another thread, and not /metrics; within the time for both."""
+    fake = FakeLlama(metrics_delay_seconds=30)
     async with fake.serving() as url:
         found = await look(url)
-    assert found.outcome is Outcome.TIMEOUT
+    assert found.outcome is Outcome.STALLED
+    assert found.props is not None
     assert found.duration_seconds < 2.5
+
+
+async def test_a_server_that_answers_nothing_is_no_stalled_one() -> None:
+    """Not even /props."""
+    fake = FakeLlama(delay_seconds=30)
+    async with fake.serving() as url:
+        assert (await look(url)).outcome is Outcome.TIMEOUT
+
+
+async def test_metrics_can_be_left_alone() -> None:
+    """To let the server sleep."""
+    fake = FakeLlama()
+    async with fake.serving() as url:
+        found = await look(url, with_metrics=False)
+    assert found.outcome is Outcome.PROPS_ONLY
+    assert found.counters is None
+    assert [path for _, path in fake.requests] == ["/props"]
+
+
+# --- routers ---
+
+
+def models(**statuses: str | None) -> bytes:
+    """A router's list of models."""
+    entries: list[object] = [
+        {"id": name, **({} if value is None else {"status": {"value": value}})}
+        for name, value in statuses.items()
+    ]
+    return json.dumps({"data": [*entries, 5, {"id": 7, "aliases": ["odd"]}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "asked"),
+    [
+        ("loaded", Outcome.OK, True),
+        (None, Outcome.OK, True),
+        ("unloaded", Outcome.NOT_LOADED, False),
+        ("sleeping", Outcome.SLEEPING, False),
+        ("loading", Outcome.LOADING, False),
+        ("downloading", Outcome.LOADING, False),
+        ("something new", Outcome.NOT_LOADED, False),
+    ],
+)
+async def test_only_a_loaded_model_is_asked_about(
+    status: str | None, outcome: Outcome, asked: bool
+) -> None:
+    """Asking a router for a model may load it; where it is in memory, loading is ruled out."""
+    fake = FakeLlama(models=models(qwen=status, glm="loaded"))
+    async with fake.serving() as url:
+        found = await look(url, model="qwen")
+    assert found.outcome is outcome
+    rest = [path for _, path in fake.requests if path != "/models"]
+    query = "?model=qwen&autoload=false"
+    assert rest == (["/props" + query, "/metrics" + query] if asked else [])
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (models(glm="loaded"), "models: glm"),
+        (b'{"data":[]}', "models: none"),
+        (b'{"data":5}', "no list of models"),
+        (b"<html>", "not a JSON object"),
+    ],
+)
+async def test_a_model_that_is_not_there_is_said_so(body: bytes, words: str) -> None:
+    """With the names there are."""
+    fake = FakeLlama(models=body)
+    async with fake.serving() as url:
+        found = await look(url, model="qwen")
+    assert found.outcome is Outcome.MALFORMED
+    assert words in found.detail
+
+
+async def test_a_router_that_is_loading_is_loading() -> None:
+    """Whatever is asked first."""
+    fake = FakeLlama(loading=True)
+    async with fake.serving() as url:
+        assert (await look(url, model="qwen")).outcome is Outcome.LOADING
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (models(qwen="loaded", glm="unloaded"), "(qwen, glm"),
+        (b"<html>", "see /models"),
+    ],
+)
+async def test_a_router_without_a_model_says_what_to_set(body: bytes, words: str) -> None:
+    """Its /metrics would be an error."""
+    fake = FakeLlama(props={"role": "router"}, models=body)
+    async with fake.serving() as url:
+        found = await look(url)
+    assert found.outcome is Outcome.ROUTER
+    assert "set model" in found.detail
+    assert words in found.detail
 
 
 def test_a_client_takes_a_tls_context() -> None:

@@ -68,6 +68,7 @@ def full_board() -> Board:
     everything.scraped(scrape(0, 0))
     everything.probe_request_began()
     everything.probe_request_ended(OWN)
+    everything.scraped(scrape(2, 1))
     everything.scraped(scrape(5, 4))
     for seconds, first in ((0.5, None), (0.4, 3), (0.6, None)):
         everything.probed(probed(seconds, first))

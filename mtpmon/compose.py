@@ -1,0 +1,143 @@
+"""From the configuration to the parts it asks for."""
+
+import ssl
+import time
+from pathlib import Path
+
+from mtpmon.board import BoardSettings, ServerBoard
+from mtpmon.client import LlamaClient
+from mtpmon.config import (
+    Config,
+    ConfigError,
+    Problem,
+    Secret,
+    Server,
+    default_config,
+    load_config,
+    resolve_api_key,
+    resolve_target_only_api_key,
+)
+from mtpmon.probe import Arms, ProbeSettings
+from mtpmon.suite import TASKS, builtin_suite, rotation
+from mtpmon.watch import Clock, Timing, Watcher
+from mtpmon.window import Evidence
+
+SYSTEM_CLOCK = Clock(monotonic=time.monotonic, wall=time.time)
+
+
+def read_config(path: Path | None) -> Config:
+    """The configuration of ``path``, or the defaults without one.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    if path is None:
+        return default_config()
+    return load_config(path, known_tasks=TASKS)
+
+
+def ssl_context(server: Server) -> ssl.SSLContext | None:
+    """How to verify a server's certificate; ``None`` for the system's way.
+
+    Raises:
+        ConfigError: a file of ``tls`` cannot be used.
+    """
+    tls = server.tls
+    if tls == type(tls)():
+        return None
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+        if tls.client_cert_file is not None:
+            context.load_cert_chain(tls.client_cert_file, tls.client_key_file)
+    except (OSError, ssl.SSLError) as error:
+        problem = Problem(
+            path=f"server {server.name!r}, tls",
+            problem=f"a certificate or key cannot be used: {error}",
+            fix="name readable PEM files",
+        )
+        raise ConfigError("TLS", [problem]) from error
+    if not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def clients(config: Config, server: Server) -> Arms:
+    """HTTP clients for a server and its target-only twin. Needs a running event loop.
+
+    Raises:
+        ConfigError: a key or certificate cannot be read.
+    """
+    context = ssl_context(server)
+
+    def client(url: str, key: Secret | None) -> LlamaClient:
+        headers = dict(server.headers)
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key.reveal()}"
+        return LlamaClient(
+            url,
+            headers=headers,
+            ssl_context=context,
+            max_body_bytes=config.scrape.max_body_bytes,
+        )
+
+    key = resolve_api_key(server)
+    if server.target_only_url is None:
+        return Arms(client(server.url, key))
+    target_only_key = resolve_target_only_api_key(server)
+    return Arms(client(server.url, key), client(server.target_only_url, target_only_key))
+
+
+def probe_settings(config: Config, server: Server) -> ProbeSettings:
+    """How ``server`` is probed."""
+    return ProbeSettings(
+        tokens=config.probe.tokens,
+        top_logprobs=config.probe.top_logprobs,
+        seed=config.probe.seed,
+        model=server.model,
+    )
+
+
+def timing(config: Config, server: Server) -> Timing:
+    """When things happen to ``server``."""
+    return Timing(
+        scrape_interval_seconds=config.scrape.interval_seconds,
+        scrape_timeout_seconds=config.scrape.timeout_seconds,
+        probe_interval_seconds=config.probe.interval_seconds,
+        probe_timeout_seconds=config.probe.timeout_seconds,
+        idle_for_seconds=config.probe.idle_for_seconds,
+        sleep_idle_seconds=server.sleep_idle_seconds,
+    )
+
+
+def board_settings(config: Config) -> BoardSettings:
+    """What the board needs of the configuration."""
+    return BoardSettings(
+        windows_seconds=config.windows_seconds,
+        stale_after_seconds=config.scrape.stale_after_effective_seconds,
+        evidence=Evidence(
+            min_drafts=config.evidence.min_drafts,
+            rounding_error=config.evidence.rounding_error,
+            confidence=config.evidence.confidence,
+        ),
+        rolling_probes=config.probe.rolling,
+        probe_timeout_seconds=config.probe.timeout_seconds,
+    )
+
+
+def watcher(config: Config, server: Server, board: ServerBoard, clock: Clock) -> Watcher:
+    """All that watches ``server``. Needs a running event loop.
+
+    Raises:
+        ConfigError: a key or certificate cannot be read.
+    """
+    probing = config.probe.enabled and server.probe
+    return Watcher(
+        arms=clients(config, server),
+        board=board,
+        prompts=rotation(builtin_suite(config.probe.tasks), config.probe.seed) if probing else None,
+        settings=probe_settings(config, server),
+        timing=timing(config, server),
+        clock=clock,
+        model=server.model,
+    )
