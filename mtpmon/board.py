@@ -173,6 +173,10 @@ class ServerBoard:
         self._probe_events += 1
         self._own = total(self._own, usage)
 
+    def own_requests(self) -> tuple[int, int]:
+        """Requests of ours in flight, and a number that changes with each begin and end."""
+        return self._in_flight, self._probe_events
+
     def overlap_mark(self) -> int | None:
         """Before and after a scrape: equal and not ``None`` if no request of ours overlapped."""
         return None if self._in_flight else self._probe_events

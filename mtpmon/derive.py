@@ -217,6 +217,7 @@ def total(a: Usage, b: Usage) -> Usage:
         a,
         **_each(a, b, add),
         accepted_by_position=_positions(a, b, added),
+        positions_error=a.positions_error + b.positions_error,
         requests=a.requests + b.requests,
     )
 
@@ -235,6 +236,7 @@ def difference(later: Usage, earlier: Usage) -> Usage:
         later,
         **_each(later, earlier, subtract),
         accepted_by_position=_positions(later, earlier, subtracted),
+        positions_error=later.positions_error - earlier.positions_error,
         requests=later.requests - earlier.requests,
     )
 
@@ -272,6 +274,7 @@ def without(server: Usage, own: Usage) -> Usage:
         server,
         **_each(server, own, rest),
         accepted_by_position=_positions(server, own, positions),
+        positions_error=server.positions_error + own.positions_error,
     )
 
 
@@ -305,7 +308,7 @@ def risen(before: Usage, now: Usage) -> Usage:
 
 def has_traffic(users: Usage) -> bool:
     """Whether a user's generation ended in an interval, beyond what rounding can feign."""
-    if users.accepted_by_position and any(users.accepted_by_position):
+    if sum(users.accepted_by_position or ()) > users.positions_error:
         return True
     tokens = users.generated_tokens
     return tokens is not None and tokens.value > tokens.half_width

@@ -21,6 +21,7 @@ from mtpmon.model import (
 from mtpmon.steps import accepted_by_position
 from mtpmon.suite import Prompt
 
+STEPS_AFTER_A_CUT = 2  # seen: one on b11434, up to two on b10434
 KEPT_TOPS = 5  # log-probabilities kept of each side at a divergence, for people to look at
 
 
@@ -34,8 +35,8 @@ class Pair(msgspec.Struct, frozen=True):
 def usage_of(completion: Completion | None) -> Usage:
     """What one request has put, or will put, into a server's counters.
 
-    Of a request that was cut off only a lower bound is known: the step under way when the
-    connection closed may have been counted too. Its size is the error, which stays in
+    Of a request that was cut off only a lower bound is known: until the server notices, it
+    goes on for a step or two, which it counts too. Their size is the error, which stays in
     every total from then on. Tokens of steps that cannot be told apart are laid out
     evenly, so that per-position counts still add up to the total.
     """
@@ -46,7 +47,7 @@ def usage_of(completion: Completion | None) -> Usage:
     longest = max((step.drafted for step in drafting), default=1)
     hidden_steps = math.ceil(stream.unresolved_draft_tokens / longest)
     hidden = _evenly(stream.unresolved_accepted_tokens, hidden_steps)
-    cut = 0.0 if completion.finished else 1.0
+    cut = 0 if completion.finished else STEPS_AFTER_A_CUT
     draft_tokens, accepted = timings.draft_tokens or 0, timings.accepted_tokens or 0
     return Usage(
         drafts=Amount(len(drafting) + hidden_steps, 0, cut + hidden_steps),
@@ -56,6 +57,7 @@ def usage_of(completion: Completion | None) -> Usage:
         generated_tokens=Amount(timings.generated_tokens, 0, cut * (longest + 1)),
         generation_seconds=Amount(timings.generation_seconds),
         prompt_tokens=Amount(timings.prompt_tokens),
+        positions_error=cut * longest,
         requests=1,
     )
 

@@ -276,7 +276,7 @@ METRICS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        "mtpmon_counter_mismatch_ratio",
+        "mtpmon_accounting_mismatch_ratio",
         "gauge",
         _ONLY,
         "Share of drafted tokens by which the server's counters disagree with what mtpmon's"

@@ -167,7 +167,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What some traffic did to a server: counts since a common origin, or a difference.
 
     ``None``: not known (the server has no such series). ``accepted_by_position`` is
-    exact. ``requests`` is exact for probes and a lower bound for live traffic.
+    exact, but for ``positions_error`` tokens in all that a request of ours which was cut off
+    has left open. ``requests`` is exact for probes and a lower bound for live traffic.
     """
 
     drafts: Amount | None = None
@@ -177,6 +178,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: Amount | None = None
     generation_seconds: Amount | None = None
     prompt_tokens: Amount | None = None
+    positions_error: float = 0.0
     requests: int = 0
 
 

@@ -8,6 +8,7 @@ import structlog
 
 from mtpmon.board import ServerBoard
 from mtpmon.evaluate import Pair, evaluate
+from mtpmon.guard import Preempted, yielding
 from mtpmon.model import Outcome, ProbeOutcome, ProbeResult, Scrape, State
 from mtpmon.probe import Arms, ProbeFailed, ProbeSettings, probe
 from mtpmon.rest import Rest
@@ -226,7 +227,7 @@ class Watcher:
         outcome, detail = ProbeOutcome.COMPLETED, ""
         try:
             async with asyncio.timeout(self.timing.probe_timeout_seconds):
-                pair = await probe(
+                running = probe(
                     self.arms,
                     prompt,
                     self.settings,
@@ -235,6 +236,15 @@ class Watcher:
                     request_ended=self.board.probe_request_ended,
                     clock=self.clock.monotonic,
                 )
+                pair = await yielding(
+                    running,
+                    self.arms.speculating,
+                    own_requests=self.board.own_requests,
+                    model=self.model,
+                )
+        except Preempted:
+            outcome = ProbeOutcome.PREEMPTED
+            detail = "given up for somebody else's request"
         except TimeoutError:
             outcome = ProbeOutcome.TIMEOUT
             detail = (
@@ -268,6 +278,9 @@ class Watcher:
             task=result.task,
             seconds=round(result.duration_seconds, 3),
         )
+        if result.outcome is ProbeOutcome.PREEMPTED:
+            log.info("probe_preempted")
+            return
         if result.outcome is not ProbeOutcome.COMPLETED:
             log.warning("probe_failed", outcome=result.outcome.value, detail=result.detail)
             return

@@ -77,16 +77,18 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History:
-    """A bounded run of samples in time order, thinned where it is old.
+    """A bounded run of samples in time order: all recent ones, older ones on a coarse grid.
 
     Args:
         keep_seconds: how far back windows reach.
-        most: samples held; when full, every second one of the older half goes.
+        recent: samples kept as they came.
+        older: places of the grid that the rest of the time is laid out on.
     """
 
-    def __init__(self, *, keep_seconds: float, most: int = 4096) -> None:
+    def __init__(self, *, keep_seconds: float, recent: int = 1024, older: int = 2048) -> None:
         self._keep_seconds = keep_seconds
-        self._most = most
+        self._recent = recent
+        self._spacing_seconds = keep_seconds / older
         self._samples: list[Sample] = []
 
     def __len__(self) -> int:
@@ -100,12 +102,12 @@ class History:
         first = bisect_right(samples, horizon, key=_time) - 1
         if first > 0:
             del samples[:first]
-        if len(samples) > self._most:
-            half = len(samples) // 4 * 2
-            moved = [
-                _merged(a, b) for a, b in zip(samples[0:half:2], samples[1:half:2], strict=False)
-            ]
-            self._samples = [samples[0], *moved, *samples[half:]]
+        leaving = len(samples) - self._recent - 1
+        if leaving > 0:
+            gap = _time(samples[leaving + 1]) - _time(samples[leaving - 1])
+            if gap <= self._spacing_seconds:
+                samples[leaving + 1] = _merged(samples[leaving], samples[leaving + 1])
+                del samples[leaving]
 
     @property
     def samples(self) -> Sequence[Sample]:
@@ -289,7 +291,7 @@ class _Spans:
 def accepted_amount(usage: Usage) -> Amount | None:
     """Accepted tokens: the exact per-position counts where there are any."""
     if usage.accepted_by_position is not None:
-        return Amount(float(sum(usage.accepted_by_position)))
+        return Amount(float(sum(usage.accepted_by_position)), usage.positions_error)
     return usage.accepted_tokens
 
 

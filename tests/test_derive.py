@@ -240,6 +240,8 @@ def test_traffic_is_what_rounding_cannot_feign() -> None:
     assert has_traffic(Usage(generated_tokens=Amount(11, 10)))
     assert has_traffic(Usage(generated_tokens=Amount(0, 10), accepted_by_position=(1, 0)))
     assert not has_traffic(nothing())
+    cut = Usage(accepted_by_position=(2, 1), positions_error=3.0)
+    assert not has_traffic(cut)
 
 
 def test_positions_are_added_at_their_places() -> None:

@@ -85,12 +85,13 @@ def test_usage_is_what_the_server_counts() -> None:
     assert found.requests == 1
 
 
-def test_a_cut_stream_leaves_one_step_open() -> None:
-    """The server may have counted the step that was under way."""
+def test_a_cut_stream_leaves_two_steps_open() -> None:
+    """The server counts what it goes on to generate until it notices."""
     found = usage_of(completion(finished=False))
-    assert found.drafts == Amount(2, 0, 1)
-    assert found.draft_tokens == Amount(6, 0, 3)
-    assert found.generated_tokens == Amount(6, 0, 4)
+    assert found.drafts == Amount(2, 0, 2)
+    assert found.draft_tokens == Amount(6, 0, 6)
+    assert found.generated_tokens == Amount(6, 0, 8)
+    assert found.positions_error == 6
 
 
 def test_a_stream_that_never_began_may_have_cost_a_token() -> None:

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -452,13 +453,14 @@ def test_history_keeps_where_the_longest_window_starts() -> None:
 
 
 def test_history_is_bounded_and_forgets_no_movement() -> None:
-    """Thinning merges what moved into what stays."""
-    history = History(keep_seconds=1e9, most=64)
-    for tick in range(1000):
-        history.add(sample(tick, usage(tick), moved=tick in (3, 4, 500)))
-    assert len(history) <= 64
-    assert history.samples[0].monotonic_seconds == 0
-    assert history.samples[-1].monotonic_seconds == 999
+    """Older samples thin out to an even grid; what moved is merged into what stays."""
+    history = History(keep_seconds=1000, recent=32, older=32)
+    for tick in range(3000):
+        history.add(sample(tick, usage(tick), moved=tick in (2100, 2500)))
     times = [s.monotonic_seconds for s in history.samples]
     assert times == sorted(set(times))
-    assert sum(s.moved for s in history.samples) >= 2
+    assert times[-32:] == list(range(2968, 3000))
+    assert len(times) <= 32 + 2 * 32 + 2
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert max(gaps) <= 1000 / 32 + 1
+    assert sum(s.moved for s in history.samples) == 2
