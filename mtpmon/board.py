@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from mtpmon.compare import DivergenceKind, divergence_kind
 from mtpmon.derive import (
     Ledger,
     advance,
@@ -75,6 +76,7 @@ class ProbeTotals(msgspec.Struct, frozen=True, kw_only=True):
     clamped: int
     divergence_positions: tuple[int, ...]
     divergence_position_sum: float
+    divergence_kinds: Mapping[DivergenceKind, int] = {}
 
 
 class ServerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +159,7 @@ class ServerBoard:
         self._comparable = self._missing = self._diverged = self._clamped = 0
         self._divergence_counts = [0] * (len(DIVERGENCE_BUCKETS) + 1)
         self._divergence_sum = 0.0
+        self._divergence_kinds: Counter[DivergenceKind | None] = Counter()
         self._last_success: float | None = None
         self._probe_succeeded: bool | None = None
 
@@ -198,6 +201,7 @@ class ServerBoard:
             self._diverged += result.positions.diverged
         self._clamped += sum(d.clamped for d in divergences_of(result))
         if result.comparison is not None and result.comparison.first_divergence is not None:
+            self._divergence_kinds[divergence_kind(result.comparison)] += 1
             place = result.comparison.first_divergence
             bucket = sum(place > bound for bound in DIVERGENCE_BUCKETS)
             self._divergence_counts[bucket] += 1
@@ -221,6 +225,11 @@ class ServerBoard:
     @property
     def last_scrape(self) -> Scrape | None:
         return self._last
+
+    @property
+    def restarts(self) -> int:
+        """How often the server has been seen to restart."""
+        return self._ledger.restarts if self._ledger is not None else 0
 
     @property
     def moved(self) -> bool:
@@ -322,7 +331,7 @@ class ServerBoard:
             scrape_duration_seconds=last.duration_seconds if last is not None else None,
             bad_lines=self._bad_lines,
             contradictions=self._contradictions,
-            restarts=self._ledger.restarts if self._ledger is not None else 0,
+            restarts=self.restarts,
             live=self._live,
             own=self._own,
             windows=self._windows if fresh else {},
@@ -338,6 +347,7 @@ class ServerBoard:
                 clamped=self._clamped,
                 divergence_positions=tuple(self._divergence_counts),
                 divergence_position_sum=self._divergence_sum,
+                divergence_kinds={kind: self._divergence_kinds[kind] for kind in DivergenceKind},
             ),
             probe_figures=self._probe_figures,
             probe_timeout_seconds=self._settings.probe_timeout_seconds,

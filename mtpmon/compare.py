@@ -1,10 +1,38 @@
 """Two greedy sequences from one prompt → where they part, and where KLD is meaningful."""
 
 from collections.abc import Sequence
+from enum import StrEnum
 from itertools import zip_longest
 from typing import NamedTuple
 
 from mtpmon.model import Comparison, Position, PositionKinds
+
+
+class DivergenceKind(StrEnum):
+    """What a first divergence is. The closed set of label values.
+
+    ``tie``: the target's two best tokens were so close there that another rounding swaps
+    them. ``real``: they were not. ``unknown``: the target's distribution is not there.
+    """
+
+    TIE = "tie"
+    REAL = "real"
+    UNKNOWN = "unknown"
+
+
+# A verification batch rounds differently from a single token. In 16-bit arithmetic logits of
+# about 20 are 0.02 apart, and a few such steps add up; a gap of 0.1 is odds of 1.1 to 1.
+TIE_NATS = 0.1
+
+
+def divergence_kind(comparison: Comparison) -> DivergenceKind | None:
+    """Classify the first divergence; ``None`` if there is none."""
+    if comparison.exact:
+        return None
+    margin = comparison.divergence_margin_nats
+    if margin is None:
+        return DivergenceKind.UNKNOWN
+    return DivergenceKind.TIE if margin <= TIE_NATS else DivergenceKind.REAL
 
 
 class _Group(NamedTuple):

@@ -95,6 +95,7 @@ def probe_settings(config: Config, server: Server) -> ProbeSettings:
         top_logprobs=config.probe.top_logprobs,
         seed=config.probe.seed,
         model=server.model,
+        forced_positions=config.probe.forced_positions,
     )
 
 

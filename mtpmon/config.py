@@ -185,6 +185,11 @@ class Probe(_Struct, frozen=True, kw_only=True):
         Whole(1, 1000),
         "log-probabilities to ask for at a position; `tokens` × `top_logprobs` is at most 262144",
     ] = 64
+    forced_positions: Annotated[
+        int,
+        Whole(0, 4096),
+        "tokens of an answer about which the target is asked, one undrafted token each",
+    ] = 8
     tasks: Annotated[tuple[str, ...], Items(Text(like="code"), most=32), "tasks to take turns"] = (
         "code",
         "factual",

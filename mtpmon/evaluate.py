@@ -1,14 +1,17 @@
 """What two arms said about one prompt: compared, measured, and let go of."""
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from mtpmon.compare import classify_positions, compare
 from mtpmon.derive import added, nothing
+from mtpmon.forced import Forced, judged
 from mtpmon.kld import divergence
 from mtpmon.model import (
     Amount,
+    Baseline,
     Completion,
     Divergence,
     Position,
@@ -26,10 +29,12 @@ KEPT_TOPS = 5  # log-probabilities kept of each side at a divergence, for people
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """What the two arms said. ``target_only`` is ``None`` without a second server."""
+    """What the two arms said. ``target_only`` is ``None`` without a second arm."""
 
     speculating: Completion
     target_only: Completion | None
+    forced: tuple[Forced, ...] = ()
+    baseline: Baseline | None = None
 
 
 def usage_of(completion: Completion | None) -> Usage:
@@ -87,19 +92,21 @@ def evaluate(
         kinds, places = classify_positions(ours.positions, baseline.positions)
         first = comparison.first_divergence
         for place in places:
-            try:
-                found = divergence(baseline.positions[place].top, ours.positions[place].top)
-            except ValueError:  # a list that is no distribution is as good as none
+            found = _divergence(baseline.positions[place].top, ours.positions[place].top)
+            if found is None:
                 kinds = PositionKinds(
                     comparable=kinds.comparable - 1,
                     missing=kinds.missing + 1,
                     diverged=kinds.diverged,
                 )
-                continue
-            if place == 0:
+            elif place == 0:
                 next_token = found
             else:
                 later.append(found)
+    if pair.forced:
+        later = _after_speculation(ours, pair.forced)
+    forced = (_divergence(f.target, f.speculating) for f in pair.forced)
+    tokens = (judged(f.index, ours.positions[f.index].id, f.target) for f in pair.forced)
     return ProbeResult(
         server=server,
         prompt_id=prompt.id,
@@ -112,8 +119,30 @@ def evaluate(
         comparison=comparison,
         next_token=next_token,
         after_speculation=tuple(later),
+        teacher_forced=tuple(found for found in forced if found is not None),
+        forced=tuple(token for token in tokens if token is not None),
+        baseline=pair.baseline,
         positions=kinds,
     )
+
+
+def _divergence(p: Sequence[TopToken], q: Sequence[TopToken]) -> Divergence | None:
+    """KL of two lists, or ``None``: one that is no distribution is as good as none."""
+    if not p or not q:
+        return None
+    try:
+        return divergence(p, q)
+    except ValueError:
+        return None
+
+
+def _after_speculation(ours: Completion, forced: Sequence[Forced]) -> list[Divergence]:
+    """The target's distributions against those that came with the speculative answer.
+
+    Position 0 is left out: no draft came before it.
+    """
+    found = (_divergence(f.target, ours.positions[f.index].top) for f in forced if f.index > 0)
+    return [each for each in found if each is not None]
 
 
 def _stripped(completion: Completion, keep: int | None) -> Completion:

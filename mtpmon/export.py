@@ -24,9 +24,10 @@ from prometheus_client.utils import floatToGoString
 
 from mtpmon import __version__
 from mtpmon.board import DIVERGENCE_BUCKETS, ServerSnapshot, Snapshot, Source
+from mtpmon.compare import DivergenceKind
 from mtpmon.duration import format_duration
 from mtpmon.kld import KldSummary
-from mtpmon.model import Amount, Bounded, Outcome, ProbeOutcome, State, Usage
+from mtpmon.model import Amount, Baseline, Bounded, Outcome, ProbeOutcome, State, Usage
 from mtpmon.rolling import TaskFigures
 from mtpmon.trust import Reason
 from mtpmon.window import TrafficFigures, accepted_amount
@@ -501,6 +502,17 @@ METRICS: tuple[Row, ...] = (
         ],
     ),
     Row(
+        "mtpmon_divergences_total",
+        "counter",
+        ("kind",),
+        "First divergences by kind: a rounding tie between the target's two best tokens, a"
+        " real one, or unknown for want of the target's distribution.",
+        lambda s: [
+            ((kind.value,), float(s.probe_totals.divergence_kinds.get(kind, 0)))
+            for kind in DivergenceKind
+        ],
+    ),
+    Row(
         "mtpmon_divergence_margin_nats",
         "gauge",
         _ONLY,
@@ -536,6 +548,41 @@ METRICS: tuple[Row, ...] = (
         _ONLY,
         "Probability mass that the shared top-k lists cover, on average.",
         _value(lambda s: s.probe_figures.kld_coverage),
+    ),
+    Row(
+        "mtpmon_regret_nats",
+        "gauge",
+        ("stat",),
+        "How much likelier the target finds its best token than the one emitted, over tokens"
+        " of recent speculative answers; 0 for greedy decoding without fault.",
+        lambda s: (
+            [
+                sample
+                for stat, read in _KLD_STATS.items()
+                for sample in _known(read(s.probe_figures.regret), stat)
+            ]
+            if s.probe_figures.regret is not None
+            else []
+        ),
+    ),
+    Row(
+        "mtpmon_emitted_best_ratio",
+        "gauge",
+        _ONLY,
+        "Share of the tokens of recent speculative answers that are the target's best.",
+        _value(lambda s: s.probe_figures.emitted_best),
+    ),
+    Row(
+        "mtpmon_probe_baseline",
+        "gauge",
+        ("baseline",),
+        "1 for what probes compare with: a second server (pair), the same one with drafting"
+        " switched off by request (switch), or one undrafted token at a time (single).",
+        lambda s: (
+            [((each.value,), float(s.last_probe.baseline is each)) for each in Baseline]
+            if s.last_probe is not None
+            else []
+        ),
     ),
     Row(
         "mtpmon_top1_agreement_ratio",

@@ -289,6 +289,32 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     clamped: bool = False
 
 
+class ForcedToken(msgspec.Struct, frozen=True, kw_only=True):
+    """What the target thought of one emitted token.
+
+    ``rank`` is 0 for its best. ``None`` for a token outside the top-k list, whose
+    ``regret_nats`` (best log-probability minus the token's) is then a lower bound.
+    """
+
+    index: int
+    logprob: float | None
+    rank: int | None
+    regret_nats: float
+
+
+class Baseline(StrEnum):
+    """What a probe compares the speculating server with. The closed set of label values.
+
+    ``pair``: a second server that does not draft. ``switch``: the same server, which was
+    seen to honour a per-request off switch. ``single``: the same server, one undrafted
+    token at a time.
+    """
+
+    PAIR = "pair"
+    SWITCH = "switch"
+    SINGLE = "single"
+
+
 class ProbeOutcome(StrEnum):
     """How a probe ended. Only ``completed`` ones feed the figures."""
 
@@ -318,23 +344,48 @@ class PositionKinds(msgspec.Struct, frozen=True, kw_only=True):
     diverged: int
 
 
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to ask a prompt. The default one is what figures by task are about.
+
+    ``temperature`` 0 is greedy. ``thinking`` ``None`` leaves it to the chat template.
+    ``depth_tokens``: about how deep the context is where the answer starts; 0 is the prompt
+    alone.
+    """
+
+    temperature: float = 0.0
+    thinking: bool | None = None
+    depth_tokens: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """One shadow probe: one prompt through both arms (or one, without a baseline).
 
     ``next_token`` compares the distributions after the prompt, which no draft can touch;
-    ``after_speculation`` those at later comparable positions.
+    ``after_speculation`` those at later positions of the speculative answer, above all the
+    last; ``teacher_forced`` those of both servers, undrafted, along that answer. ``forced``
+    is what the target thought of the answer's tokens. ``invalid`` names the validators that the
+    speculating server's answer did not pass.
     """
 
     server: str
     prompt_id: str
     task: str
+    variant: Variant = Variant()
     unix_seconds: float
     duration_seconds: float
     outcome: ProbeOutcome
     detail: str = ""
+    invalid: tuple[str, ...] = ()
     speculating: Completion | None = None
     target_only: Completion | None = None
     comparison: Comparison | None = None
     next_token: Divergence | None = None
     after_speculation: tuple[Divergence, ...] = ()
+    teacher_forced: tuple[Divergence, ...] = ()
+    forced: tuple[ForcedToken, ...] = ()
+    baseline: Baseline | None = None
     positions: PositionKinds | None = None

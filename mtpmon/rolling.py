@@ -28,7 +28,8 @@ class ProbeFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What the probes in the window say together. ``None``: nothing to say it from.
 
     ``exact_sequences`` and ``token_match`` are ratios over compared sequences and their
-    tokens, ``top1_agreement`` and ``coverage`` over comparable positions.
+    tokens, ``top1_agreement`` and ``coverage`` over comparable positions. ``regret`` (nats)
+    and ``emitted_best`` (a ratio) are over the emitted tokens that the target was asked about.
     """
 
     probes: int = 0
@@ -38,6 +39,8 @@ class ProbeFigures(msgspec.Struct, frozen=True, kw_only=True):
     kld: dict[str, KldSummary] = {}
     kld_coverage: float | None = None
     top1_agreement: float | None = None
+    regret: KldSummary | None = None
+    emitted_best: float | None = None
     divergence_margin_nats: float | None = None
 
 
@@ -49,8 +52,10 @@ def rolling(results: Sequence[ProbeResult], *, confidence: float) -> ProbeFigure
     klds = {
         "next_token": [r.next_token for r in completed if r.next_token is not None],
         "after_speculation": [d for r in completed for d in r.after_speculation],
+        "teacher_forced": [d for r in completed for d in r.teacher_forced],
     }
     everything = [d for found in klds.values() for d in found]
+    forced = [token for r in completed for token in r.forced]
     margins = [c.divergence_margin_nats for c in compared if c.divergence_margin_nats is not None]
     return ProbeFigures(
         probes=len(completed),
@@ -63,6 +68,8 @@ def rolling(results: Sequence[ProbeResult], *, confidence: float) -> ProbeFigure
         kld={at: summary([d.nats for d in found]) for at, found in klds.items() if found},
         kld_coverage=_mean(d.coverage for d in everything),
         top1_agreement=_mean(d.top1_agrees for d in everything),
+        regret=summary([token.regret_nats for token in forced]) if forced else None,
+        emitted_best=_mean(token.rank == 0 for token in forced),
         divergence_margin_nats=statistics.median(margins) if margins else None,
     )
 
@@ -90,11 +97,16 @@ def paired_speedup(results: Sequence[ProbeResult], *, confidence: float) -> Boun
     """Decode speed of the speculating arm over the target-only one, pair by pair.
 
     The mean of log ratios with Student-t bounds: pairs share their prompt and moment, so
-    what slows both cancels. Assumes pairs to be independent of each other.
+    what slows both cancels. Assumes pairs to be independent of each other. Answers less than
+    half as long as the longest do not count: their first and last steps are not typical.
     """
+    lengths = [r.speculating.timings.generated_tokens for r in results if r.speculating]
+    enough = max(lengths, default=0) / 2
     ratios = []
     for result in results:
         if result.speculating is not None and result.target_only is not None:
+            if result.speculating.timings.generated_tokens < enough:
+                continue
             ours, theirs = _rate([result.speculating]), _rate([result.target_only])
             if ours and theirs:
                 ratios.append(math.log(ours / theirs))
@@ -123,3 +135,4 @@ def divergences_of(result: ProbeResult) -> Iterable[Divergence]:
     if result.next_token is not None:
         yield result.next_token
     yield from result.after_speculation
+    yield from result.teacher_forced

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from mtpmon.board import ServerBoard
 from mtpmon.evaluate import Pair, evaluate
+from mtpmon.forced import drawn_length
 from mtpmon.guard import Preempted, yielding
-from mtpmon.model import Outcome, ProbeOutcome, ProbeResult, Scrape, State
-from mtpmon.probe import Arms, ProbeFailed, ProbeSettings, probe
+from mtpmon.model import Baseline, Outcome, ProbeOutcome, ProbeResult, Scrape, State
+from mtpmon.probe import Arms, Books, ProbeFailed, ProbeSettings, probe
 from mtpmon.rest import Rest
 from mtpmon.scrape import scrape
 from mtpmon.suite import Prompt
@@ -59,6 +60,9 @@ class Watcher:
     model: str | None = None
     _quiet_since: float | None = field(default=None, init=False)
     _served_since_probe: bool = field(default=False, init=False)
+    _probes: int = field(default=0, init=False)
+    _switch: Baseline = field(default=Baseline.SINGLE, init=False)
+    _switch_tried: int | None = field(default=None, init=False)
     _rest: Rest = field(init=False)
     _logged: Outcome | State | None = field(default=None, init=False)
     _look_now: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -161,7 +165,7 @@ class Watcher:
         if self.prompts is None:
             return
         interval = self.timing.probe_interval_seconds
-        baseline_first = False
+        turn = 0
         while True:
             began = self.clock.monotonic()
             refusal = await self._wait_for_idle(began + interval)
@@ -169,12 +173,17 @@ class Watcher:
                 self._skip(refusal)
                 continue
             began = self.clock.monotonic()
-            result = await self.probe_once(next(self.prompts), baseline_first=baseline_first)
+            # Every second answer has a drawn length; the arms change places every two, so
+            # that both lengths are asked for in both orders.
+            length = drawn_length(self.settings.tokens, seed=turn) if turn % 2 else None
+            result = await self.probe_once(
+                next(self.prompts), baseline_first=turn // 2 % 2 == 1, tokens=length
+            )
+            turn += 1
             self._served_since_probe = False
             self.board.probed(result)
             self._log_probe(result)
             self._look_now.set()
-            baseline_first = not baseline_first
             await asyncio.sleep(max(began + interval - self.clock.monotonic(), 0.0))
 
     async def _wait_for_idle(self, deadline: float) -> ProbeOutcome | None:
@@ -220,9 +229,19 @@ class Watcher:
         )
         self._log.debug("probe_skipped", outcome=outcome.value)
 
-    async def probe_once(self, prompt: Prompt, *, baseline_first: bool) -> ProbeResult:
-        """Run one probe within its time limit; whatever goes wrong becomes its outcome."""
+    async def probe_once(
+        self, prompt: Prompt, *, baseline_first: bool, tokens: int | None = None
+    ) -> ProbeResult:
+        """Run one probe within its time limit; whatever goes wrong becomes its outcome.
+
+        Args:
+            prompt: what to ask.
+            baseline_first: which arm begins.
+            tokens: to generate, if not as many as the settings say.
+        """
+        settings = replace(self.settings, tokens=tokens) if tokens else self.settings
         began, started = self.clock.monotonic(), self.clock.wall()
+        self._probes += 1
         pair: Pair | None = None
         outcome, detail = ProbeOutcome.COMPLETED, ""
         try:
@@ -230,11 +249,15 @@ class Watcher:
                 running = probe(
                     self.arms,
                     prompt,
-                    self.settings,
+                    settings,
+                    baseline=self._baseline(),
                     baseline_first=baseline_first,
-                    request_began=self.board.probe_request_began,
-                    request_ended=self.board.probe_request_ended,
-                    clock=self.clock.monotonic,
+                    forced_seed=self._probes,
+                    books=Books(
+                        began=self.board.probe_request_began,
+                        ended=self.board.probe_request_ended,
+                        clock=self.clock.monotonic,
+                    ),
                 )
                 pair = await yielding(
                     running,
@@ -255,6 +278,7 @@ class Watcher:
             outcome, detail = failed.outcome, failed.detail
         duration = self.clock.monotonic() - began
         if pair is not None:
+            self._learn_switch(pair.baseline)
             return evaluate(
                 pair,
                 prompt,
@@ -271,6 +295,19 @@ class Watcher:
             outcome=outcome,
             detail=detail,
         )
+
+    def _baseline(self) -> Baseline:
+        """The best way to a baseline: a second server, else a switch that may still work."""
+        if self.arms.target_only is not None:
+            return Baseline.PAIR
+        if self._switch_tried == self.board.restarts:
+            return self._switch
+        return Baseline.SWITCH
+
+    def _learn_switch(self, found: Baseline | None) -> None:
+        """Remember, for this process of the server, whether its switch works."""
+        if found is not None:
+            self._switch, self._switch_tried = found, self.board.restarts
 
     def _log_probe(self, result: ProbeResult) -> None:
         log = self._log.bind(

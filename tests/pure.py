@@ -15,6 +15,7 @@ PURE = (
     "compare",
     "kld",
     "evaluate",
+    "forced",
     "rolling",
     "trust",
     "rest",

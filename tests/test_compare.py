@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpmon.compare import classify_positions, compare
+from mtpmon.compare import DivergenceKind, classify_positions, compare, divergence_kind
 from mtpmon.model import Comparison, Position, PositionKinds, TopToken
 
 Sequence = list[Position]
@@ -248,3 +248,27 @@ def test_a_longer_common_prefix_moves_the_divergence(ours: Sequence, more: int) 
     assert before.first_divergence is not None
     assert after.first_divergence == before.first_divergence + more
     assert after.matches == before.matches + more
+
+
+@pytest.mark.parametrize(
+    ("first", "margin", "kind"),
+    [
+        (None, None, None),
+        (3, None, DivergenceKind.UNKNOWN),
+        (3, 0.02, DivergenceKind.TIE),
+        (3, 0.1, DivergenceKind.TIE),
+        (3, 1.5, DivergenceKind.REAL),
+    ],
+)
+def test_divergences_are_ties_or_real(
+    first: int | None, margin: float | None, kind: DivergenceKind | None
+) -> None:
+    """By how close the target's two best tokens were."""
+    comparison = Comparison(
+        tokens=8,
+        matches=8 if first is None else first,
+        matched_prefix=8 if first is None else first,
+        first_divergence=first,
+        divergence_margin_nats=margin,
+    )
+    assert divergence_kind(comparison) is kind

@@ -67,6 +67,7 @@ probe:
   idle_for: 0
   tokens: 4096
   top_logprobs: 64
+  forced_positions: 0
   tasks: [essay]
   seed: 0
   rolling: 100000
@@ -110,6 +111,7 @@ FULL_CONFIG = Config(
         idle_for_seconds=0.0,
         tokens=4096,
         top_logprobs=64,
+        forced_positions=0,
         tasks=("essay",),
         seed=0,
         rolling=100_000,

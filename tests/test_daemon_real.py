@@ -196,7 +196,7 @@ async def test_live_figures_leave_our_probes_out(model: Path) -> None:
             await asyncio.sleep(0.7)
             ours = samples(await fetch(f"{daemon.url}/metrics"))
     assert ours['mtpmon_generated_tokens_total{server="a",traffic="live"}'] == 240
-    assert ours['mtpmon_generated_tokens_total{server="a",traffic="probe"}'] >= 5 * 64
+    assert ours['mtpmon_generated_tokens_total{server="a",traffic="probe"}'] >= 3 * 64
 
 
 async def test_a_worse_head_shows_and_the_model_stays(model: Path) -> None:

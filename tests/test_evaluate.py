@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpmon.evaluate import KEPT_TOPS, Pair, evaluate, usage_of
+from mtpmon.forced import Forced
 from mtpmon.model import (
     Amount,
+    Baseline,
     Completion,
     Position,
     PositionKinds,
@@ -171,6 +173,41 @@ def test_one_arm_alone_compares_nothing() -> None:
     assert found.speculating is not None
 
 
+def test_what_the_target_says_along_the_answer() -> None:
+    """The last position is compared with what came with it, all with the other server's."""
+    p, q = tops(0.5, 0.5), tops(0.9, 0.1)
+    ours = completion((Position(0, "a", p), Position(1, "b"), Position(0, "c", q)))
+    forced = (
+        Forced(index=0, target=p, speculating=p),
+        Forced(index=1, target=p, speculating=q),
+        Forced(index=2, target=p, speculating=()),
+    )
+    pair = Pair(ours, None, forced, Baseline.SINGLE)
+    found = evaluate(pair, PROMPT, server="a", unix_seconds=5, duration_seconds=2)
+    assert [d.nats > 0.1 for d in found.after_speculation] == [True]
+    assert [d.nats > 0.1 for d in found.teacher_forced] == [False, True]
+    assert [token.index for token in found.forced] == [0, 1, 2]
+    assert [token.rank for token in found.forced] == [0, 0, 0]
+    assert found.baseline is Baseline.SINGLE
+    figures = rolling([found], confidence=0.95)
+    assert figures.emitted_best == 1
+    assert figures.regret is not None
+    assert figures.regret.max_nats == 0
+    assert set(figures.kld) == {"after_speculation", "teacher_forced"}
+
+
+def test_a_forced_list_that_is_no_distribution_is_left_out() -> None:
+    """It enters no figure."""
+    broken = Forced(index=0, target=tops(0.9, 0.9), speculating=tops(0.5, 0.5))
+    silent = Forced(index=0, target=(), speculating=tops(0.5, 0.5))
+    ours = completion((Position(0, "a"),))
+    found = evaluate(
+        Pair(ours, None, (broken, silent)), PROMPT, server="a", unix_seconds=5, duration_seconds=2
+    )
+    assert found.teacher_forced == ()
+    assert len(found.forced) == 1
+
+
 # --- rolling ---
 
 
@@ -231,6 +268,28 @@ def test_speed_up_needs_both_arms() -> None:
     alone = evaluated(completion(), None)
     instant = pair(0, 1)
     assert paired_speedup([alone, instant, pair(1, 1), pair(1, 1)], confidence=0.95) is None
+
+
+def test_short_answers_do_not_count_for_speed() -> None:
+    """Their start and end weigh too much."""
+    short = evaluate(
+        Pair(completion(steps=(Step(3, 0, 9),)), completion(steps=(Step(0, 0, 1),))),
+        PROMPT,
+        server="a",
+        unix_seconds=1,
+        duration_seconds=1,
+    )
+    found = paired_speedup([pair(1, 1), pair(1, 1), pair(1, 1), short], confidence=0.95)
+    long_pairs = [pair(1, 1)] * 3
+    assert found == paired_speedup(long_pairs, confidence=0.95)
+    shorter = evaluate(
+        Pair(completion(steps=()), completion(steps=())),
+        PROMPT,
+        server="a",
+        unix_seconds=1,
+        duration_seconds=1,
+    )
+    assert paired_speedup([*long_pairs, shorter], confidence=0.95) == found
 
 
 def test_speed_up_bounds_cover_the_truth() -> None:

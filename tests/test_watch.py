@@ -122,7 +122,7 @@ async def test_an_idle_server_is_probed_on_both_arms() -> None:
 
 
 async def test_the_arms_take_turns_at_going_first() -> None:
-    """So that what drifts does not favour one of them."""
+    """So that what drifts does not favour one of them: A B, A B, B A, B A."""
     order: list[str] = []
 
     class Noted(FakeLlama):
@@ -134,8 +134,9 @@ async def test_the_arms_take_turns_at_going_first() -> None:
     fake.metrics = idle().metrics
     twin = Noted(events=without_drafts(MTP))
     async with watching(fake, twin) as watcher, running(watcher):
-        await until(lambda: len(watcher.board.results) >= 2)
-    assert order[:4] == ["fake", "twin", "twin", "fake"]
+        await until(lambda: len(watcher.board.results) >= 4)
+    pairs = [tuple(order[i : i + 2]) for i in range(0, 8, 2)]
+    assert pairs == [("fake", "twin")] * 2 + [("twin", "fake")] * 2
 
 
 async def test_a_busy_server_is_not_probed() -> None:
