@@ -5,7 +5,7 @@ snapshot. What can be computed from facts is computed by pure functions, once pe
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -19,6 +19,7 @@ from mtpmon.derive import (
     nothing,
     opened,
     risen,
+    settled,
     total,
     without,
 )
@@ -32,6 +33,7 @@ from mtpmon.model import (
     State,
     Usage,
 )
+from mtpmon.record import Event, EventKind, HistoryFigures, Mark, Rollup, changes, rollup
 from mtpmon.rolling import ProbeFigures, divergences_of, rolling
 from mtpmon.trust import Reason, Reconciliation, distrust, mismatch, reconcile
 from mtpmon.window import Evidence, History, Sample, TrafficFigures, figures
@@ -39,10 +41,12 @@ from mtpmon.window import Evidence, History, Sample, TrafficFigures, figures
 DIVERGENCE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 FAILURES_KEPT = 20
 RECONCILIATIONS_KEPT = 50
+LOOKS_AFTER_A_CUT = 3  # how long a request of ours that was cut off may go uncounted
 NOT_RUN = (
     ProbeOutcome.SKIPPED_BUSY,
     ProbeOutcome.SKIPPED_SLEEPING,
     ProbeOutcome.SKIPPED_IDLE,
+    ProbeOutcome.SKIPPED_BUDGET,
     ProbeOutcome.SKIPPED_NOT_READY,
     ProbeOutcome.PREEMPTED,
 )
@@ -77,6 +81,7 @@ class ProbeTotals(msgspec.Struct, frozen=True, kw_only=True):
     divergence_positions: tuple[int, ...]
     divergence_position_sum: float
     divergence_kinds: Mapping[DivergenceKind, int] = {}
+    invalid: Mapping[str, int] = {}
 
 
 class ServerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,15 +129,31 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[ServerSnapshot, ...]
     windows_seconds: tuple[float, ...]
     config_reload_successful: bool = True
+    history: HistoryFigures | None = None
 
 
 class ServerBoard:
-    """One server's facts. Only the event loop's tasks touch it."""
+    """One server's facts. Only the event loop's tasks touch it.
+
+    Args:
+        name: the server's.
+        settings: what the board needs of the configuration.
+        probed: whether it is probed.
+        paired: whether it has a target-only twin.
+        note: told of each probe that ran and each change, for the history.
+    """
 
     def __init__(
-        self, name: str, settings: BoardSettings, *, probed: bool = True, paired: bool = False
+        self,
+        name: str,
+        settings: BoardSettings,
+        *,
+        probed: bool = True,
+        paired: bool = False,
+        note: Callable[[ProbeResult | Event], None] = lambda _: None,
     ) -> None:
         self.name = name
+        self._note = note
         self._settings = settings
         self._probed = probed
         self._paired = paired
@@ -145,7 +166,12 @@ class ServerBoard:
         self._contradictions = 0
         self._ledger: Ledger | None = None
         self._own = nothing()
+        self._uncounted = nothing()
+        self._cut_looks = 0
+        self._cut_blindly = False
         self._live: Usage | None = None
+        self._mark: Mark | None = None
+        self._rolled_up: Mark | None = None
         self._history = History(keep_seconds=max(settings.windows_seconds))
         self._windows: dict[str, dict[float, TrafficFigures]] = {}
         self._waiting_since: float | None = None
@@ -160,6 +186,7 @@ class ServerBoard:
         self._divergence_counts = [0] * (len(DIVERGENCE_BUCKETS) + 1)
         self._divergence_sum = 0.0
         self._divergence_kinds: Counter[DivergenceKind | None] = Counter()
+        self._invalid: Counter[str] = Counter()
         self._last_success: float | None = None
         self._probe_succeeded: bool | None = None
 
@@ -175,6 +202,15 @@ class ServerBoard:
         self._in_flight -= 1
         self._probe_events += 1
         self._own = total(self._own, usage)
+        tokens = usage.generated_tokens
+        if tokens is not None and tokens.half_width:  # cut off: the server goes on for a little
+            self._cut_looks = LOOKS_AFTER_A_CUT
+            self._cut_blindly |= not tokens.value
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens our requests have made the server generate."""
+        return int(self._own.generated_tokens.value) if self._own.generated_tokens else 0
 
     def own_requests(self) -> tuple[int, int]:
         """Requests of ours in flight, and a number that changes with each begin and end."""
@@ -187,14 +223,15 @@ class ServerBoard:
     def probed(self, result: ProbeResult) -> None:
         """A probe is over, or could not run."""
         self._probe_outcomes[result.outcome] += 1
+        if result.prompt_id:  # else it was skipped before there was a prompt
+            self._note(result)
         if result.outcome in NOT_RUN:
             return
-        self._probe_succeeded = result.outcome is ProbeOutcome.COMPLETED
-        if not self._probe_succeeded:
-            self._failures.append(result)
+        self._invalid.update(result.invalid)
+        self._keep(result)
+        if result.outcome is not ProbeOutcome.COMPLETED:
             return
-        self._results.append(result)
-        self._last_success = result.unix_seconds
+        self._roll()
         if result.positions is not None:
             self._comparable += result.positions.comparable
             self._missing += result.positions.missing
@@ -206,6 +243,26 @@ class ServerBoard:
             bucket = sum(place > bound for bound in DIVERGENCE_BUCKETS)
             self._divergence_counts[bucket] += 1
             self._divergence_sum += place
+
+    def restore(self, results: Iterable[ProbeResult]) -> None:
+        """Take up probes of before mtpmon started: in rolling figures, not in totals.
+
+        Args:
+            results: completed ones and failures, oldest first.
+        """
+        for result in results:
+            self._keep(result)
+        self._roll()
+
+    def _keep(self, result: ProbeResult) -> None:
+        self._probe_succeeded = result.outcome is ProbeOutcome.COMPLETED
+        if not self._probe_succeeded:
+            self._failures.append(result)
+            return
+        self._results.append(result)
+        self._last_success = result.unix_seconds
+
+    def _roll(self) -> None:
         self._probe_figures = rolling(
             tuple(self._results), confidence=self._settings.evidence.confidence
         )
@@ -232,12 +289,19 @@ class ServerBoard:
         return self._ledger.restarts if self._ledger is not None else 0
 
     @property
+    def settling(self) -> bool:
+        """Whether a request of ours that was cut off may still be running on the server."""
+        return self._cut_looks > 0
+
+    @property
     def moved(self) -> bool:
         """Whether a user's request had ended just before the latest usable scrape."""
         return bool(len(self._history)) and self._history.samples[-1].moved
 
     def scraped(self, scrape: Scrape) -> None:
         """Take in one look at the server."""
+        for event in changes(self.name, self._last, self._props, scrape):
+            self._note(event)
         if self._last is None or self._last.state is not scrape.state:
             self._state_since = scrape.unix_seconds
         self._last = scrape
@@ -262,16 +326,59 @@ class ServerBoard:
                 return
             if step.restarted:
                 self._reconciled.clear()
-        self._add_sample(scrape, counters, self._ledger.usage())
+                self._forget_uncounted()
+                self._note(
+                    Event(
+                        server=self.name,
+                        unix_seconds=scrape.unix_seconds,
+                        kind=EventKind.RESTART,
+                    )
+                )
+        server, cut = self._ledger.usage(), self.settling
+        if self._is_settled(counters, server):
+            self._add_sample(scrape, counters, server, reconcilable=not cut)
 
-    def _add_sample(self, scrape: Scrape, counters: Counters, server: Usage) -> None:
+    @property
+    def _counted(self) -> Usage:
+        """What we asked of the server, as far as its counters hold it."""
+        return difference(self._own, self._uncounted)
+
+    def _forget_uncounted(self) -> None:
+        """A process died: what we had asked since the last look at it was not seen counted."""
+        since = difference(self._counted, self._history.samples[-1].own)
+        self._uncounted = total(self._uncounted, since)
+        self._cut_looks, self._cut_blindly = 0, False
+
+    def _is_settled(self, counters: Counters, server: Usage) -> bool:
+        """Whether the server has counted a request of ours that was cut off, if there is one.
+
+        If so, what it cost is known better now. One that stays uncounted is let go.
+        """
+        if not self.settling:
+            return True
+        before = self._history.samples[-1]
+        ours = difference(self._counted, before.own)
+        found = settled(difference(server, before.server), ours)
+        self._cut_looks -= 1
+        # Of a request that had not answered at all nothing tells whether it is counted.
+        still_open = found is None or (self._cut_blindly and counters.requests_processing)
+        if still_open and self.settling:
+            return False
+        self._cut_looks, self._cut_blindly = 0, False
+        if found is not None:
+            self._own = total(difference(self._own, ours), found)
+        return True
+
+    def _add_sample(
+        self, scrape: Scrape, counters: Counters, server: Usage, *, reconcilable: bool
+    ) -> None:
         now = scrape.monotonic_seconds
         before = self._history.samples[-1] if len(self._history) else None
-        moved = False
+        own, moved = self._counted, False
         if before is not None:
-            grown, ours = difference(server, before.server), difference(self._own, before.own)
+            grown, ours = difference(server, before.server), difference(own, before.own)
             moved = has_traffic(without(grown, ours))
-            agreement = reconcile(grown, ours)
+            agreement = reconcile(grown, ours) if reconcilable else None
             if agreement is not None:
                 self._reconciled.append(agreement)
             seen = before.server.requests + (1 if moved else 0)
@@ -282,12 +389,12 @@ class ServerBoard:
         elif moved or self._waiting_since is None:
             self._waiting_since = now
         self._history.add(
-            Sample(
-                monotonic_seconds=now, server=server, own=self._own, at_rest=at_rest, moved=moved
-            )
+            Sample(monotonic_seconds=now, server=server, own=own, at_rest=at_rest, moved=moved)
         )
-        users = without(server, self._own)
+        users = without(server, own)
         self._live = users if self._live is None else risen(self._live, users)
+        self._mark = Mark(monotonic_seconds=now, unix_seconds=scrape.unix_seconds, live=self._live)
+        self._rolled_up = self._rolled_up or self._mark
         self._windows = {
             traffic: {
                 width: figures(
@@ -302,6 +409,11 @@ class ServerBoard:
         }
 
     # --- reading ------------------------------------------------------------------------
+
+    def roll_up(self) -> Rollup | None:
+        """Users' traffic since the last call; ``None`` without a usable scrape since then."""
+        before, self._rolled_up = self._rolled_up, self._mark
+        return rollup(self.name, before, self._mark, self._settings.evidence)
 
     def snapshot(self, *, monotonic_seconds: float) -> ServerSnapshot:
         """All that is known now; figures older than ``stale_after_seconds`` are not."""
@@ -348,6 +460,7 @@ class ServerBoard:
                 divergence_positions=tuple(self._divergence_counts),
                 divergence_position_sum=self._divergence_sum,
                 divergence_kinds={kind: self._divergence_kinds[kind] for kind in DivergenceKind},
+                invalid=dict(self._invalid),
             ),
             probe_figures=self._probe_figures,
             probe_timeout_seconds=self._settings.probe_timeout_seconds,
@@ -386,9 +499,11 @@ class Board:
         monotonic_seconds: float,
         unix_seconds: float,
         config_reload_successful: bool = True,
+        history: HistoryFigures | None = None,
     ) -> Snapshot:
         return Snapshot(
             config_reload_successful=config_reload_successful,
+            history=history,
             unix_seconds=unix_seconds,
             servers=tuple(server.snapshot(monotonic_seconds=monotonic_seconds) for server in self),
             windows_seconds=self._windows_seconds,

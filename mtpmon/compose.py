@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from mtpmon.board import BoardSettings, ServerBoard
+from mtpmon.budget import Budget
 from mtpmon.client import LlamaClient
 from mtpmon.config import (
     Config,
@@ -17,6 +18,7 @@ from mtpmon.config import (
     resolve_api_key,
     resolve_target_only_api_key,
 )
+from mtpmon.history import History
 from mtpmon.probe import Arms, ProbeSettings
 from mtpmon.suite import TASKS, builtin_suite, rotation
 from mtpmon.watch import Clock, Timing, Watcher
@@ -126,6 +128,18 @@ def board_settings(config: Config) -> BoardSettings:
     )
 
 
+def history(config: Config, clock: Clock) -> History | None:
+    """Where probes and changes are kept; ``None``: nowhere."""
+    if config.history.path is None:
+        return None
+    return History(
+        config.history.path,
+        retention_seconds=config.history.retention_seconds,
+        max_bytes=config.history.max_bytes,
+        wall=clock.wall,
+    )
+
+
 def watcher(config: Config, server: Server, board: ServerBoard, clock: Clock) -> Watcher:
     """All that watches ``server``. Needs a running event loop.
 
@@ -140,5 +154,8 @@ def watcher(config: Config, server: Server, board: ServerBoard, clock: Clock) ->
         settings=probe_settings(config, server),
         timing=timing(config, server),
         clock=clock,
+        budget=Budget(
+            time_share=config.probe.time_share, tokens_per_hour=config.probe.tokens_per_hour
+        ),
         model=server.model,
     )

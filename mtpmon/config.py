@@ -28,6 +28,7 @@ from mtpmon.configkinds import (
     ListenAddress,
     Real,
     Size,
+    Switch,
     Text,
     Url,
     Variable,
@@ -54,6 +55,7 @@ __all__ = [
     "ConfigError",
     "Evidence",
     "Headers",
+    "History",
     "Listen",
     "Log",
     "Probe",
@@ -178,6 +180,12 @@ class Probe(_Struct, frozen=True, kw_only=True):
     idle_for_seconds: Annotated[
         float, Duration(0, 3600), "how long a server must have had no request before a probe"
     ] = 5.0
+    time_share: Annotated[
+        float, Real(0, 1), "share of wall time that probes of a server may run"
+    ] = 0.1
+    tokens_per_hour: Annotated[
+        int, Whole(1, 10**9), "tokens an hour that probes may make a server generate"
+    ] = 20_000
     tokens: Annotated[int, Whole(2, 4096), "tokens to generate in a completion"] = 64
     # Beyond 1000 a single position is a tenth of a megabyte.
     top_logprobs: Annotated[
@@ -197,6 +205,27 @@ class Probe(_Struct, frozen=True, kw_only=True):
         "essay",
         "creative",
     )
+    prompt_files: Annotated[
+        tuple[Path, ...],
+        Items(FilePath(), least=0, most=32),
+        "files of your own prompts, whose tasks `tasks` may name",
+    ] = ()
+    temperatures: Annotated[
+        tuple[float, ...],
+        Items(Real(0, 2, low_included=True), most=8),
+        "temperatures to probe at, besides 0; 0 is greedy",
+    ] = (0.0,)
+    thinking: Annotated[
+        tuple[bool | None, ...],
+        Items(Switch(), most=3),
+        "thinking modes to probe in, besides `default`, which leaves it to the chat template",
+    ] = (None,)
+    # The server's reply to /tokenize then stays below `scrape.max_body_bytes` at its default.
+    depths: Annotated[
+        tuple[int, ...],
+        Items(Whole(0, 131_072), most=8),
+        "context depths to probe at, in tokens of filler before the prompt, besides 0",
+    ] = (0,)
     seed: Annotated[
         int, Whole(0, 2**32 - 2), "seed of the sampling; one more than the greatest would be random"
     ] = 1
@@ -217,6 +246,29 @@ class Evidence(_Struct, frozen=True, kw_only=True):
     confidence: Annotated[
         float, Real(0.5, 0.9999, high_included=False), "level of lower and upper bounds"
     ] = 0.95
+
+
+class _DatabasePath(FilePath):
+    """The name of a file that mtpmon makes."""
+
+    advice = "write the name of a file, like /var/lib/mtpmon/history.db"
+
+
+class History(_Struct, frozen=True, kw_only=True):
+    """What is kept on disk, so that figures of probes go on where they were after a restart."""
+
+    path: Annotated[
+        Path | None,
+        _DatabasePath(),
+        "SQLite file for probes, changes and a row a minute of traffic, made if it is not there;"
+        " null is off",
+    ] = None
+    retention_seconds: Annotated[
+        float, Duration(3600, 3650 * 86400), "age at which rows are deleted"
+    ] = 30 * 86400.0
+    max_bytes: Annotated[
+        int, Size(4 * 1024**2, 1024**4), "greatest size of the file; the oldest rows go first"
+    ] = 256 * 1024**2
 
 
 class Listen(_Struct, frozen=True, kw_only=True):
@@ -255,6 +307,7 @@ class Config(_Struct, frozen=True, kw_only=True):
     ] = (60.0, 300.0, 3600.0)
     probe: Annotated[Probe, Section(Probe), "when and how to probe"] = Probe()
     evidence: Annotated[Evidence, Section(Evidence), "how much must be seen"] = Evidence()
+    history: Annotated[History, Section(History), "what is kept on disk"] = History()
     listen: Annotated[Listen, Section(Listen), "where mtpmon answers"] = Listen()
     log: Annotated[Log, Section(Log), "what is logged"] = Log()
 
@@ -307,6 +360,15 @@ def _scrape_findings(config: Config) -> Iterator[Finding]:
             )
 
 
+_ONCE = {
+    "tasks": "list each task once",
+    "prompt_files": "list each file once",
+    "temperatures": "list each temperature once",
+    "thinking": "list each mode once",
+    "depths": "list each depth once",
+}
+
+
 def _probe_findings(config: Config) -> Iterator[Finding]:
     probe = config.probe
     if probe.timeout_seconds > probe.interval_seconds:
@@ -326,15 +388,17 @@ def _probe_findings(config: Config) -> Iterator[Finding]:
             f" in a reply, more than {MAX_LOGPROBS_PER_PROBE}",
             fix=f"lower it to {MAX_LOGPROBS_PER_PROBE // probe.tokens} or lower probe.tokens",
         )
-    for index, task in enumerate(probe.tasks):
-        first = probe.tasks.index(task)
-        if first != index:
-            yield Finding(
-                path=f"probe.tasks[{index}]",
-                uses=(f"probe.tasks[{first}]",),
-                problem=f"{task!r} is listed twice",
-                fix="list each task once",
-            )
+    for key, fix in _ONCE.items():
+        written = to_public_dict(config)["probe"][key]
+        for index, item in enumerate(written):
+            first = written.index(item)
+            if first != index:
+                yield Finding(
+                    path=f"probe.{key}[{index}]",
+                    uses=(f"probe.{key}[{first}]",),
+                    problem=f"{item!r} is listed twice",
+                    fix=fix,
+                )
 
 
 def _server_findings(config: Config) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from mtpmon.compare import DivergenceKind
 from mtpmon.duration import format_duration
 from mtpmon.kld import KldSummary
 from mtpmon.model import Amount, Baseline, Bounded, Outcome, ProbeOutcome, State, Usage
+from mtpmon.record import HistoryFigures, Operation, RecordKind
 from mtpmon.rolling import TaskFigures
 from mtpmon.trust import Reason
 from mtpmon.window import TrafficFigures, accepted_amount
@@ -450,6 +451,13 @@ METRICS: tuple[Row, ...] = (
         _value(lambda s: s.last_success_unix_seconds),
     ),
     Row(
+        "mtpmon_probe_figures_timestamp_seconds",
+        "gauge",
+        ("task",),
+        "When the last probe that this task's figures rest on began, in Unix time.",
+        _by_task(lambda f: f.last_unix_seconds),
+    ),
+    Row(
         "mtpmon_probe_acceptance_ratio",
         "gauge",
         ("task",),
@@ -593,12 +601,29 @@ METRICS: tuple[Row, ...] = (
     ),
 )
 
-# Metrics of mtpmon itself, which belong to no server: name -> (type, help).
-OWN_METRICS: Mapping[str, tuple[Kind, str]] = {
-    "mtpmon_build_info": ("info", "Version of mtpmon and of Python."),
+# Metrics of mtpmon itself, which belong to no server: name -> (type, labels, help).
+OWN_METRICS: Mapping[str, tuple[Kind, Labels, str]] = {
+    "mtpmon_build_info": ("info", _ONLY, "Version of mtpmon and of Python."),
     "mtpmon_config_last_reload_successful": (
         "gauge",
+        _ONLY,
         "1 if the configuration was read well the last time, 0 if the one before is in use.",
+    ),
+    "mtpmon_history_usable": (
+        "gauge",
+        _ONLY,
+        "1 if the history could be used the last time, 0 if not; the log says why.",
+    ),
+    "mtpmon_history_bytes": ("gauge", _ONLY, "Size of the history on disk."),
+    "mtpmon_history_errors_total": (
+        "counter",
+        ("operation",),
+        "Operations on the history that failed, and records that could not be read.",
+    ),
+    "mtpmon_history_dropped_records_total": (
+        "counter",
+        ("record",),
+        "Records given up since too many waited to be written.",
     ),
 }
 
@@ -624,13 +649,36 @@ class BoardCollector(Collector):
             family = _family(row, snapshot.servers)
             if family.samples:
                 yield family
-        own = InfoMetricFamily("mtpmon_build", OWN_METRICS["mtpmon_build_info"][1], labels=())
+        own = InfoMetricFamily("mtpmon_build", OWN_METRICS["mtpmon_build_info"][2], labels=())
         own.add_metric((), {"version": __version__, "python": platform.python_version()})
         yield own
         name = "mtpmon_config_last_reload_successful"
         yield GaugeMetricFamily(
-            name, OWN_METRICS[name][1], value=float(snapshot.config_reload_successful)
+            name, OWN_METRICS[name][2], value=float(snapshot.config_reload_successful)
         )
+        if snapshot.history is not None:
+            yield from _history(snapshot.history)
+
+
+def _history(history: HistoryFigures) -> Iterator[Metric]:
+    """The metrics of a history that is configured."""
+    name = "mtpmon_history_usable"
+    yield GaugeMetricFamily(name, OWN_METRICS[name][2], value=float(history.usable))
+    if history.size_bytes is not None:
+        name = "mtpmon_history_bytes"
+        yield GaugeMetricFamily(name, OWN_METRICS[name][2], value=float(history.size_bytes))
+    counts = {
+        "mtpmon_history_errors_total": {o.value: history.errors.get(o, 0) for o in Operation},
+        "mtpmon_history_dropped_records_total": {
+            kind.value: history.dropped.get(kind, 0) for kind in RecordKind
+        },
+    }
+    for name, by_label in counts.items():
+        _, labels, text = OWN_METRICS[name]
+        family = CounterMetricFamily(name, text, labels=labels)
+        for label, number in by_label.items():
+            family.add_metric([label], number)
+        yield family
 
 
 def _family(row: Row, servers: Iterable[ServerSnapshot]) -> Metric:
@@ -665,6 +713,7 @@ def render_reference() -> str:
     for row in METRICS:
         labels = ", ".join(f"`{label}`" for label in ("server", *row.labels))
         lines.append(f"| `{row.name}` | {row.kind} | {labels} | {row.help} |")
-    for name, (kind, text) in OWN_METRICS.items():
-        lines.append(f"| `{name}` | {kind} | | {text} |")
+    for name, (kind, own_labels, text) in OWN_METRICS.items():
+        shown = "".join(f" `{label}`" for label in own_labels)
+        lines.append(f"| `{name}` | {kind} |{shown} | {text} |")
     return "\n".join(lines) + "\n"

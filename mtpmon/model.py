@@ -322,6 +322,7 @@ class ProbeOutcome(StrEnum):
     SKIPPED_BUSY = "skipped_busy"
     SKIPPED_SLEEPING = "skipped_sleeping"
     SKIPPED_IDLE = "skipped_idle"
+    SKIPPED_BUDGET = "skipped_budget"
     SKIPPED_NOT_READY = "skipped_not_ready"
     PREEMPTED = "preempted"
     BASELINE_DRAFTED = "baseline_drafted"

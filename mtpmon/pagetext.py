@@ -183,6 +183,7 @@ PROBE_OUTCOMES: dict[ProbeOutcome, str] = {
     ProbeOutcome.SKIPPED_BUSY: "skipped: server busy",
     ProbeOutcome.SKIPPED_SLEEPING: "skipped: server asleep",
     ProbeOutcome.SKIPPED_IDLE: "skipped: server left to fall asleep",
+    ProbeOutcome.SKIPPED_BUDGET: "skipped: budget spent",
     ProbeOutcome.SKIPPED_NOT_READY: "skipped: server not ready",
     ProbeOutcome.PREEMPTED: "given up for a user's request",
     ProbeOutcome.BASELINE_DRAFTED: "target-only server drafted",

@@ -9,6 +9,7 @@ import msgspec
 from mtpmon.kld import KldSummary, summary
 from mtpmon.model import Bounded, Completion, Divergence, ProbeOutcome, ProbeResult
 from mtpmon.student import student_t_quantile
+from mtpmon.suite import DEFAULT_VARIANT
 
 FEWEST_PAIRS = 3  # below this a spread is not worth the name
 
@@ -17,6 +18,7 @@ class TaskFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What probes of one task measured. Tokens per second are decode steps', one stream."""
 
     probes: int
+    last_unix_seconds: float
     acceptance: float | None
     acceptance_length: float | None
     tokens_per_second: float | None
@@ -45,8 +47,14 @@ class ProbeFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rolling(results: Sequence[ProbeResult], *, confidence: float) -> ProbeFigures:
-    """Figures over ``results``; those that did not complete do not count."""
+    """Figures over ``results``; those that did not complete do not count.
+
+    Figures by task are over probes in the default variant alone, so that they do not jump
+    when others are configured: for those see `matrix`. What compares answers is over all
+    greedy probes, however deep.
+    """
     completed = [r for r in results if r.outcome is ProbeOutcome.COMPLETED]
+    usual = [r for r in completed if r.variant == DEFAULT_VARIANT]
     compared = [r.comparison for r in completed if r.comparison is not None]
     tokens = sum(c.tokens for c in compared)
     klds = {
@@ -60,8 +68,8 @@ def rolling(results: Sequence[ProbeResult], *, confidence: float) -> ProbeFigure
     return ProbeFigures(
         probes=len(completed),
         tasks={
-            task: task_figures([r for r in completed if r.task == task], confidence=confidence)
-            for task in dict.fromkeys(r.task for r in completed)
+            task: task_figures([r for r in usual if r.task == task], confidence=confidence)
+            for task in dict.fromkeys(r.task for r in usual)
         },
         exact_sequences=_mean(c.exact for c in compared),
         token_match=sum(c.matches for c in compared) / tokens if tokens else None,
@@ -72,6 +80,22 @@ def rolling(results: Sequence[ProbeResult], *, confidence: float) -> ProbeFigure
         emitted_best=_mean(token.rank == 0 for token in forced),
         divergence_margin_nats=statistics.median(margins) if margins else None,
     )
+
+
+def matrix(
+    results: Sequence[ProbeResult], *, confidence: float
+) -> dict[tuple[str, float, bool | None], TaskFigures]:
+    """Where drafting pays: figures by task, temperature and thinking.
+
+    Over completed probes with nothing before the prompt: depth changes what a step costs,
+    and cells of mixed depth could not be compared. Cells without a probe are not there.
+    """
+    cells: dict[tuple[str, float, bool | None], list[ProbeResult]] = {}
+    for result in results:
+        way = result.variant
+        if result.outcome is ProbeOutcome.COMPLETED and way.depth_tokens == 0:
+            cells.setdefault((result.task, way.temperature, way.thinking), []).append(result)
+    return {cell: task_figures(found, confidence=confidence) for cell, found in cells.items()}
 
 
 def task_figures(results: Sequence[ProbeResult], *, confidence: float) -> TaskFigures:
@@ -85,6 +109,7 @@ def task_figures(results: Sequence[ProbeResult], *, confidence: float) -> TaskFi
     resolved = all(not c.stream.unresolved_draft_tokens for c in ours)
     return TaskFigures(
         probes=len(results),
+        last_unix_seconds=max((r.unix_seconds for r in results), default=0.0),
         acceptance=accepted / drafted if drafted else None,
         acceptance_length=1 + accepted / steps if steps and resolved else None,
         tokens_per_second=_rate(ours),

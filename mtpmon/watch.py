@@ -4,17 +4,20 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import structlog
 
 from mtpmon.board import ServerBoard
+from mtpmon.budget import Budget
 from mtpmon.evaluate import Pair, evaluate
 from mtpmon.forced import drawn_length
 from mtpmon.guard import Preempted, yielding
-from mtpmon.model import Baseline, Outcome, ProbeOutcome, ProbeResult, Scrape, State
+from mtpmon.model import Baseline, Outcome, ProbeOutcome, ProbeResult, Scrape, State, Variant
 from mtpmon.probe import Arms, Books, ProbeFailed, ProbeSettings, probe
 from mtpmon.rest import Rest
 from mtpmon.scrape import scrape
-from mtpmon.suite import Prompt
+from mtpmon.suite import DEFAULT_VARIANT, Case, Prompt, Turns, sampling_seed
+from mtpmon.validate import validated
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +47,21 @@ class Watcher:
     Args:
         arms: the server, and its target-only twin if there is one.
         board: where facts go.
-        prompts: endless; what to probe with. ``None``: this server is not probed.
+        cases: endless; what to probe with. ``None``: this server is not probed.
         settings: how to probe.
         timing: when.
         clock: the time.
+        budget: what probes may cost; anything, by default.
         model: which model of a router to watch.
     """
 
     arms: Arms
     board: ServerBoard
-    prompts: Iterator[Prompt] | None
+    cases: Iterator[Case] | None
     settings: ProbeSettings
     timing: Timing
     clock: Clock
+    budget: Budget = field(default_factory=lambda: Budget(time_share=1, tokens_per_hour=10**9))
     model: str | None = None
     _quiet_since: float | None = field(default=None, init=False)
     _served_since_probe: bool = field(default=False, init=False)
@@ -128,7 +133,7 @@ class Watcher:
     def _note_quiet(self, found: Scrape) -> None:
         """Remember since when no request but ours has been seen on the server."""
         counters = found.counters
-        if found.overlapped or found.outcome is Outcome.PROPS_ONLY:
+        if found.overlapped or self.board.settling or found.outcome is Outcome.PROPS_ONLY:
             return
         if counters is None or counters.requests_processing != 0 or counters.requests_deferred:
             self._quiet_since = None
@@ -162,10 +167,10 @@ class Watcher:
 
     async def probe_forever(self) -> None:
         """Probe once every interval, if the server is idle then."""
-        if self.prompts is None:
+        if self.cases is None:
             return
         interval = self.timing.probe_interval_seconds
-        turn = 0
+        turns = Turns()
         while True:
             began = self.clock.monotonic()
             refusal = await self._wait_for_idle(began + interval)
@@ -173,18 +178,32 @@ class Watcher:
                 self._skip(refusal)
                 continue
             began = self.clock.monotonic()
-            # Every second answer has a drawn length; the arms change places every two, so
-            # that both lengths are asked for in both orders.
-            length = drawn_length(self.settings.tokens, seed=turn) if turn % 2 else None
+            case = next(self.cases)
+            turn = turns.next(case)
+            # Every second greedy answer has a drawn length; the arms change places every two,
+            # so that both lengths are asked for in both orders.
+            drawn = turn % 2 == 1 and case.variant.greedy
+            length = drawn_length(self.settings.tokens, seed=self._probes) if drawn else None
+            tokens_before = self.board.own_tokens
             result = await self.probe_once(
-                next(self.prompts), baseline_first=turn // 2 % 2 == 1, tokens=length
+                case.prompt,
+                variant=case.variant,
+                baseline_first=turn // 2 % 2 == 1,
+                tokens=length,
             )
-            turn += 1
             self._served_since_probe = False
             self.board.probed(result)
             self._log_probe(result)
             self._look_now.set()
-            await asyncio.sleep(max(began + interval - self.clock.monotonic(), 0.0))
+            now = self.clock.monotonic()
+            self.budget.spend(
+                now, seconds=now - began, tokens=self.board.own_tokens - tokens_before
+            )
+            if result.outcome is ProbeOutcome.PREEMPTED:
+                self.budget.gave_way()
+            else:
+                self.budget.completed()
+            await asyncio.sleep(max(began + self.budget.patience * interval - now, 0.0))
 
     async def _wait_for_idle(self, deadline: float) -> ProbeOutcome | None:
         """Wait until the server may be probed; at ``deadline``, why it still may not.
@@ -208,6 +227,8 @@ class Watcher:
             return ProbeOutcome.SKIPPED_NOT_READY
         if last.state is State.SLEEPING:
             return ProbeOutcome.SKIPPED_SLEEPING
+        if not self.budget.allows(self.clock.monotonic()):
+            return ProbeOutcome.SKIPPED_BUDGET
         if self._rest.possible and not self._served_since_probe:
             return ProbeOutcome.SKIPPED_IDLE  # or our probes alone would keep it awake
         quiet_since = self._quiet_since
@@ -230,16 +251,28 @@ class Watcher:
         self._log.debug("probe_skipped", outcome=outcome.value)
 
     async def probe_once(
-        self, prompt: Prompt, *, baseline_first: bool, tokens: int | None = None
+        self,
+        prompt: Prompt,
+        *,
+        variant: Variant = DEFAULT_VARIANT,
+        baseline_first: bool,
+        tokens: int | None = None,
     ) -> ProbeResult:
         """Run one probe within its time limit; whatever goes wrong becomes its outcome.
 
         Args:
             prompt: what to ask.
+            variant: in which way.
             baseline_first: which arm begins.
             tokens: to generate, if not as many as the settings say.
         """
-        settings = replace(self.settings, tokens=tokens) if tokens else self.settings
+        seed = self.settings.seed
+        settings = replace(
+            self.settings,
+            tokens=tokens or self.settings.tokens,
+            seed=seed if variant.greedy else sampling_seed(seed, self._probes),
+            variant=variant,
+        )
         began, started = self.clock.monotonic(), self.clock.wall()
         self._probes += 1
         pair: Pair | None = None
@@ -279,17 +312,20 @@ class Watcher:
         duration = self.clock.monotonic() - began
         if pair is not None:
             self._learn_switch(pair.baseline)
-            return evaluate(
+            found = evaluate(
                 pair,
                 prompt,
+                variant=variant,
                 server=self.board.name,
                 unix_seconds=started,
                 duration_seconds=duration,
             )
+            return validated(found, tokens=settings.tokens)
         return ProbeResult(
             server=self.board.name,
             prompt_id=prompt.id,
             task=prompt.task,
+            variant=variant,
             unix_seconds=started,
             duration_seconds=duration,
             outcome=outcome,
@@ -315,6 +351,10 @@ class Watcher:
             task=result.task,
             seconds=round(result.duration_seconds, 3),
         )
+        if result.variant != DEFAULT_VARIANT:
+            log = log.bind(**msgspec.structs.asdict(result.variant))
+        if result.invalid:
+            log = log.bind(invalid=list(result.invalid))
         if result.outcome is ProbeOutcome.PREEMPTED:
             log.info("probe_preempted")
             return

@@ -99,6 +99,7 @@ def speedup(value: float, half: float) -> Bounded:
 def task(acceptance: float, speed: float, plain: float, *, half: float = 0.04) -> TaskFigures:
     """A task's row, from its acceptance and the speed of both arms."""
     return TaskFigures(
+        last_unix_seconds=1_700_000_000.0,
         probes=51,
         acceptance=acceptance,
         acceptance_length=1 + 3 * acceptance,

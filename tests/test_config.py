@@ -11,13 +11,13 @@ import yarl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtpmon.duration import format_duration
 from mtpmon.config import (
     Address,
     Config,
     ConfigError,
     Evidence,
     Headers,
+    History,
     Listen,
     Log,
     Probe,
@@ -33,6 +33,7 @@ from mtpmon.config import (
     resolve_target_only_api_key,
     to_public_dict,
 )
+from mtpmon.duration import format_duration
 
 ROOT = Path(__file__).parents[1]
 # A busy machine is no failure.
@@ -66,12 +67,15 @@ probe:
   timeout: 1h
   idle_for: 0
   tokens: 4096
+  time_share: 0.5
+  tokens_per_hour: 1
   top_logprobs: 64
   forced_positions: 0
   tasks: [essay]
   seed: 0
   rolling: 100000
 evidence: {min_drafts: 2, rounding_error: 0.2, confidence: 5.01e-1}
+history: {path: kept.db, retention: 90d, max_bytes: 1GiB}
 listen: {address: "[::]:0", reload: true}
 log: {level: debug, format: json}
 """
@@ -111,12 +115,17 @@ FULL_CONFIG = Config(
         idle_for_seconds=0.0,
         tokens=4096,
         top_logprobs=64,
+        time_share=0.5,
+        tokens_per_hour=1,
         forced_positions=0,
         tasks=("essay",),
         seed=0,
         rolling=100_000,
     ),
     evidence=Evidence(min_drafts=2, rounding_error=0.2, confidence=0.501),
+    history=History(
+        path=Path("/etc/mtpmon/kept.db"), retention_seconds=90 * 86400.0, max_bytes=1024**3
+    ),
     listen=Listen(address=Address("::", 0), reload=True),
     log=Log(level="debug", format="json"),
 )

@@ -36,6 +36,8 @@ def configuration(
             interval_seconds=0.3,
             timeout_seconds=10.0,
             idle_for_seconds=0.3,
+            time_share=1.0,
+            tokens_per_hour=10**9,
             tokens=tokens,
         ),
         listen=Listen(address=Address("127.0.0.1", 0)),
@@ -231,7 +233,7 @@ def start(tmp_path: Path, url: str, code: str = "") -> tuple[subprocess.Popen[by
     config.write_text(
         f"servers: [{{name: a, url: '{url}'}}]\n"
         "scrape: {interval: 300ms, timeout: 200ms}\n"
-        "probe: {interval: 1s, timeout: 1s, idle_for: 0}\n"
+        "probe: {interval: 1s, timeout: 1s, idle_for: 0, time_share: 1}\n"
         f"listen: {{address: '127.0.0.1:{port}', reload: true}}\n"
     )
     command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "mtpmon"]

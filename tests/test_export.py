@@ -17,8 +17,10 @@ from prometheus_client.parser import (
 from mtpmon.board import Board, ServerBoard
 from mtpmon.export import METRICS, OWN_METRICS, BoardCollector
 from mtpmon.model import (
+    Baseline,
     Completion,
     Counters,
+    ForcedToken,
     Outcome,
     ProbeResult,
     Scrape,
@@ -27,9 +29,13 @@ from mtpmon.model import (
     StepStream,
     Timings,
 )
+from mtpmon.record import HistoryFigures, Operation, RecordKind
 from tests.programs import metrics_complaints
 from tests.test_board import OWN, SETTINGS, failed, result, scrape
 
+HISTORY = HistoryFigures(
+    usable=True, size_bytes=40960, errors={Operation.READ: 1}, dropped={RecordKind.ROLLUP: 2}
+)
 GOLDEN = Path(__file__).parent / "data" / "metrics.txt"
 
 
@@ -58,6 +64,9 @@ def probed(seconds: float, first: int | None = None) -> ProbeResult:
             **{name: getattr(base, name) for name in base.__struct_fields__},
             "speculating": completion(seconds, drafted=True),
             "target_only": completion(2 * seconds, drafted=False),
+            "teacher_forced": base.after_speculation,
+            "forced": (ForcedToken(index=1, logprob=-0.5, rank=0, regret_nats=0.0),),
+            "baseline": Baseline.PAIR,
         }
     )
 
@@ -80,7 +89,11 @@ def full_board() -> Board:
 
 def registry(board: Board) -> CollectorRegistry:
     found = CollectorRegistry(auto_describe=False)
-    found.register(BoardCollector(lambda: board.snapshot(monotonic_seconds=6, unix_seconds=2000)))
+    found.register(
+        BoardCollector(
+            lambda: board.snapshot(monotonic_seconds=6, unix_seconds=2000, history=HISTORY)
+        )
+    )
     return found
 
 
