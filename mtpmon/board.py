@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from mtpmon.compare import DivergenceKind, divergence_kind
+from mtpmon.cost import PlainStep, plain_step
 from mtpmon.derive import (
     Ledger,
     advance,
@@ -23,6 +24,7 @@ from mtpmon.derive import (
     total,
     without,
 )
+from mtpmon.grade import Graded
 from mtpmon.model import (
     Counters,
     Outcome,
@@ -34,14 +36,24 @@ from mtpmon.model import (
     Usage,
 )
 from mtpmon.record import Event, EventKind, HistoryFigures, Mark, Rollup, changes, rollup
-from mtpmon.rolling import ProbeFigures, divergences_of, rolling
+from mtpmon.request import Identity, Request
+from mtpmon.rolling import ProbeFigures, divergences_of, matrix, rolling
 from mtpmon.trust import Reason, Reconciliation, distrust, mismatch, reconcile
 from mtpmon.window import Evidence, History, Sample, TrafficFigures, figures
+from mtpmon.worth import (
+    Cell,
+    Measured,
+    Paying,
+    WorthRules,
+    graded,
+    judge,
+    measure,
+)
 
 DIVERGENCE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 FAILURES_KEPT = 20
 RECONCILIATIONS_KEPT = 50
-LOOKS_AFTER_A_CUT = 3  # how long a request of ours that was cut off may go uncounted
+SETTLING_SECONDS = 5.0  # how long a request of ours that was cut off may stay uncounted
 NOT_RUN = (
     ProbeOutcome.SKIPPED_BUSY,
     ProbeOutcome.SKIPPED_SLEEPING,
@@ -59,6 +71,7 @@ class BoardSettings(msgspec.Struct, frozen=True, kw_only=True):
     stale_after_seconds: float
     evidence: Evidence
     rolling_probes: int
+    worth: WorthRules = WorthRules()
     probe_timeout_seconds: float
 
 
@@ -91,7 +104,8 @@ class ServerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     (``live``, ``probe``), then by width in seconds. ``waiting_seconds``: how long requests
     have been running without one ending, so that the counters could not move. ``source``:
     where acceptance can come from. ``mismatch``: share of drafted tokens by which the
-    counters disagree with what probes reported.
+    counters disagree with what probes reported. ``capture_usable``: by use, whether the
+    capture configured for it fits the server.
     """
 
     name: str
@@ -114,12 +128,16 @@ class ServerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     source: Source | None = None
     distrust: frozenset[Reason] = frozenset()
     mismatch: float | None = None
+    measured: Measured = Measured()
+    paying: Paying = Paying()
+    grades: Mapping[Cell, Graded] = {}
     probe_totals: ProbeTotals
     probe_figures: ProbeFigures
     probe_timeout_seconds: float
     last_probe: ProbeResult | None
     probe_succeeded: bool | None
     last_success_unix_seconds: float | None
+    capture_usable: Mapping[str, bool] = {}
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,8 +185,8 @@ class ServerBoard:
         self._ledger: Ledger | None = None
         self._own = nothing()
         self._uncounted = nothing()
-        self._cut_looks = 0
-        self._cut_blindly = False
+        self._cut = self._cut_blindly = False
+        self._settling_since: float | None = None
         self._live: Usage | None = None
         self._mark: Mark | None = None
         self._rolled_up: Mark | None = None
@@ -182,6 +200,11 @@ class ServerBoard:
         self._failures: deque[ProbeResult] = deque(maxlen=FAILURES_KEPT)
         self._probe_outcomes: Counter[ProbeOutcome] = Counter()
         self._probe_figures = ProbeFigures()
+        self._evidence: deque[tuple[ProbeResult, Identity]] = deque(maxlen=settings.rolling_probes)
+        self._measured = Measured()
+        self._measured_of = Identity()
+        self._paying = Paying()
+        self._grades: dict[Cell, Graded] = {}
         self._comparable = self._missing = self._diverged = self._clamped = 0
         self._divergence_counts = [0] * (len(DIVERGENCE_BUCKETS) + 1)
         self._divergence_sum = 0.0
@@ -189,6 +212,8 @@ class ServerBoard:
         self._invalid: Counter[str] = Counter()
         self._last_success: float | None = None
         self._probe_succeeded: bool | None = None
+        self._capture_usable: Mapping[str, bool] = {}
+        self._captured_step: PlainStep | None = None
 
     # --- probes -------------------------------------------------------------------------
 
@@ -204,7 +229,7 @@ class ServerBoard:
         self._own = total(self._own, usage)
         tokens = usage.generated_tokens
         if tokens is not None and tokens.half_width:  # cut off: the server goes on for a little
-            self._cut_looks = LOOKS_AFTER_A_CUT
+            self._cut = True
             self._cut_blindly |= not tokens.value
 
     @property
@@ -232,6 +257,8 @@ class ServerBoard:
         if result.outcome is not ProbeOutcome.COMPLETED:
             return
         self._roll()
+        self._evidence.append((result, self._identity()))
+        self._measure(result.unix_seconds)
         if result.positions is not None:
             self._comparable += result.positions.comparable
             self._missing += result.positions.missing
@@ -243,6 +270,35 @@ class ServerBoard:
             bucket = sum(place > bound for bound in DIVERGENCE_BUCKETS)
             self._divergence_counts[bucket] += 1
             self._divergence_sum += place
+
+    def _identity(self) -> Identity:
+        """What measurements of the server hold for."""
+        props = self._props
+        return Identity(
+            build=props.build if props is not None else None,
+            model=props.model if props is not None else None,
+            start_token=self._ledger.start_token if self._ledger is not None else None,
+        )
+
+    def _measure(self, now: float) -> None:
+        """Work out what probes say of the cost of steps, for the server as it is now."""
+        self._measured_of = self._identity()
+        self._measured = measure(
+            self._evidence,
+            identity=self._measured_of,
+            now=now,
+            previous=self._measured,
+            rules=self._settings.worth,
+            capture=self._captured_step,
+        )
+        speedups = {
+            cell: found.speedup
+            for cell, found in matrix(
+                [result for result, _ in self._evidence],
+                confidence=self._settings.evidence.confidence,
+            ).items()
+        }
+        self._grades = graded(speedups, self._settings.worth.grades)
 
     def restore(self, results: Iterable[ProbeResult]) -> None:
         """Take up probes of before mtpmon started: in rolling figures, not in totals.
@@ -266,6 +322,16 @@ class ServerBoard:
         self._probe_figures = rolling(
             tuple(self._results), confidence=self._settings.evidence.confidence
         )
+
+    def captures_checked(self, usable: Mapping[str, bool], plain: Sequence[Request] = ()) -> None:
+        """Which captures fit the server as it is now.
+
+        Args:
+            usable: by use; nothing is known of others.
+            plain: requests captured while it did not draft.
+        """
+        self._capture_usable = dict(usable)
+        self._captured_step = plain_step(plain, confidence=self._settings.worth.confidence)
 
     @property
     def results(self) -> Sequence[ProbeResult]:
@@ -291,7 +357,7 @@ class ServerBoard:
     @property
     def settling(self) -> bool:
         """Whether a request of ours that was cut off may still be running on the server."""
-        return self._cut_looks > 0
+        return self._cut
 
     @property
     def moved(self) -> bool:
@@ -334,8 +400,8 @@ class ServerBoard:
                         kind=EventKind.RESTART,
                     )
                 )
-        server, cut = self._ledger.usage(), self.settling
-        if self._is_settled(counters, server):
+        server, cut = self._ledger.usage(), self._cut
+        if not cut or self._settle(scrape, counters, server):
             self._add_sample(scrape, counters, server, reconcilable=not cut)
 
     @property
@@ -347,27 +413,36 @@ class ServerBoard:
         """A process died: what we had asked since the last look at it was not seen counted."""
         since = difference(self._counted, self._history.samples[-1].own)
         self._uncounted = total(self._uncounted, since)
-        self._cut_looks, self._cut_blindly = 0, False
+        self._is_settled()
 
-    def _is_settled(self, counters: Counters, server: Usage) -> bool:
-        """Whether the server has counted a request of ours that was cut off, if there is one.
+    def _settle(self, scrape: Scrape, counters: Counters, server: Usage) -> bool:
+        """Whether a request of ours that was cut off has been counted; then its cost is known.
 
-        If so, what it cost is known better now. One that stays uncounted is let go.
+        One that stays uncounted for long is let go.
         """
-        if not self.settling:
-            return True
         before = self._history.samples[-1]
         ours = difference(self._counted, before.own)
-        found = settled(difference(server, before.server), ours)
-        self._cut_looks -= 1
-        # Of a request that had not answered at all nothing tells whether it is counted.
-        still_open = found is None or (self._cut_blindly and counters.requests_processing)
-        if still_open and self.settling:
+        found = settled(
+            difference(server, before.server),
+            ours,
+            at_rest=_at_rest(counters),
+            blind=self._cut_blindly,
+        )
+        # Of a request that had not answered yet nothing tells whether it is counted.
+        still_open = found is None or (self._cut_blindly and not _at_rest(counters))
+        if self._settling_since is None:
+            self._settling_since = scrape.monotonic_seconds
+        waited = scrape.monotonic_seconds - self._settling_since
+        if still_open and waited < SETTLING_SECONDS:
             return False
-        self._cut_looks, self._cut_blindly = 0, False
         if found is not None:
             self._own = total(difference(self._own, ours), found)
+        self._is_settled()
         return True
+
+    def _is_settled(self) -> None:
+        self._cut = self._cut_blindly = False
+        self._settling_since = None
 
     def _add_sample(
         self, scrape: Scrape, counters: Counters, server: Usage, *, reconcilable: bool
@@ -383,7 +458,7 @@ class ServerBoard:
                 self._reconciled.append(agreement)
             seen = before.server.requests + (1 if moved else 0)
             server = msgspec.structs.replace(server, requests=seen)
-        at_rest = counters.requests_processing == 0 and not counters.requests_deferred
+        at_rest = _at_rest(counters)
         if at_rest:
             self._waiting_since = None
         elif moved or self._waiting_since is None:
@@ -407,6 +482,17 @@ class ServerBoard:
             }
             for traffic in ("live", "probe")
         }
+        if self._measured_of != self._identity() and self._evidence:
+            self._measure(scrape.unix_seconds)  # what an earlier build cost holds no more
+        widths = self._settings.windows_seconds
+        self._paying = judge(
+            ((width, self._windows["live"][width].usage) for width in widths),
+            self._measured,
+            deciding_seconds=widths[len(widths) // 2],
+            now=scrape.unix_seconds,
+            previous=self._paying,
+            rules=self._settings.worth,
+        )
 
     # --- reading ------------------------------------------------------------------------
 
@@ -462,11 +548,15 @@ class ServerBoard:
                 divergence_kinds={kind: self._divergence_kinds[kind] for kind in DivergenceKind},
                 invalid=dict(self._invalid),
             ),
+            measured=self._measured,
+            paying=self._paying if fresh else Paying(),
+            grades=self._grades,
             probe_figures=self._probe_figures,
             probe_timeout_seconds=self._settings.probe_timeout_seconds,
             last_probe=self._results[-1] if self._results else None,
             probe_succeeded=self._probe_succeeded,
             last_success_unix_seconds=self._last_success,
+            capture_usable=self._capture_usable,
         )
 
     def _source(self) -> Source | None:
@@ -478,6 +568,10 @@ class ServerBoard:
         drafted = self._own.draft_tokens
         probes_draft = drafted is not None and drafted.value > 0
         return Source.PROBES if probes_draft else Source.NONE
+
+
+def _at_rest(counters: Counters) -> bool:
+    return counters.requests_processing == 0 and not counters.requests_deferred
 
 
 class Board:

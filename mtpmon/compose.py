@@ -6,6 +6,8 @@ from pathlib import Path
 
 from mtpmon.board import BoardSettings, ServerBoard
 from mtpmon.budget import Budget
+from mtpmon.capture import Capture, CaptureError, Use
+from mtpmon.captured import Captures, read_for_use
 from mtpmon.client import LlamaClient
 from mtpmon.config import (
     Config,
@@ -13,16 +15,22 @@ from mtpmon.config import (
     Problem,
     Secret,
     Server,
+    check_tasks,
     default_config,
     load_config,
+    read_text,
     resolve_api_key,
     resolve_target_only_api_key,
 )
+from mtpmon.grade import GradeRules
 from mtpmon.history import History
 from mtpmon.probe import Arms, ProbeSettings
-from mtpmon.suite import TASKS, builtin_suite, rotation
+from mtpmon.promptfile import parse_prompts
+from mtpmon.suite import TASKS, Prompt, Suite, Variant, builtin_suite, cases, select, variants
+from mtpmon.verdict import VerdictRules
 from mtpmon.watch import Clock, Timing, Watcher
 from mtpmon.window import Evidence
+from mtpmon.worth import WorthRules
 
 SYSTEM_CLOCK = Clock(monotonic=time.monotonic, wall=time.time)
 
@@ -35,7 +43,51 @@ def read_config(path: Path | None) -> Config:
     """
     if path is None:
         return default_config()
-    return load_config(path, known_tasks=TASKS)
+    config = load_config(path, known_tasks=TASKS)
+    check_tasks(config, known_tasks(config), source=str(path))
+    return config
+
+
+def own_prompts(config: Config) -> tuple[Prompt, ...]:
+    """The prompts of ``probe.prompt_files``.
+
+    Raises:
+        ConfigError: with all that is wrong with the first bad file.
+    """
+    if not config.probe.prompt_files:
+        return ()
+    taken = {p.id: f"the built-in task {p.task}" for p in builtin_suite(TASKS).prompts}
+    found: list[Prompt] = []
+    for path in config.probe.prompt_files:
+        text = read_text(path, fix="name a readable file in probe.prompt_files")
+        prompts = parse_prompts(text, source=str(path), taken=taken)
+        taken.update((prompt.id, str(path)) for prompt in prompts)
+        found.extend(prompts)
+    return tuple(found)
+
+
+def known_tasks(config: Config) -> tuple[str, ...]:
+    """The tasks that there are prompts for.
+
+    Raises:
+        ConfigError: a prompt file cannot be used.
+    """
+    return tuple(dict.fromkeys((*TASKS, *(prompt.task for prompt in own_prompts(config)))))
+
+
+def suite(config: Config) -> Suite:
+    """What is asked: built-in prompts and own ones, of the configured tasks.
+
+    Raises:
+        ConfigError: a prompt file cannot be used.
+    """
+    prompts = (*builtin_suite(TASKS).prompts, *own_prompts(config))
+    return select(prompts, config.probe.tasks)
+
+
+def ways(config: Config) -> tuple[Variant, ...]:
+    """How it is asked."""
+    return variants(config.probe.temperatures, config.probe.thinking, config.probe.depths)
 
 
 def ssl_context(server: Server) -> ssl.SSLContext | None:
@@ -124,6 +176,17 @@ def board_settings(config: Config) -> BoardSettings:
             confidence=config.evidence.confidence,
         ),
         rolling_probes=config.probe.rolling,
+        worth=WorthRules(
+            confidence=config.evidence.confidence,
+            max_age_seconds=config.verdict.max_age_seconds,
+            verdict=VerdictRules(
+                min_steps=config.verdict.min_steps,
+                settle_seconds=config.verdict.settle_seconds,
+            ),
+            grades=GradeRules(
+                recommended=config.verdict.recommended, marginal=config.verdict.marginal
+            ),
+        ),
         probe_timeout_seconds=config.probe.timeout_seconds,
     )
 
@@ -140,22 +203,52 @@ def history(config: Config, clock: Clock) -> History | None:
     )
 
 
+def captures(config: Config, server: Server) -> Captures | None:
+    """What ``server`` is compared with besides its twin; ``None``: nothing.
+
+    Raises:
+        ConfigError: a file cannot be read or is no capture, or a prompt file is bad.
+    """
+    paths = {Use.REFERENCE: server.reference_capture, Use.BASELINE: server.baseline_capture}
+    held: dict[Use, Capture | str] = {}
+    for use, path in paths.items():
+        if path is None:
+            continue
+        try:
+            held[use] = read_for_use(path)
+        except CaptureError as error:
+            problem = Problem(
+                path=f"server {server.name!r}, {use.value}_capture",
+                problem=f"{path} {error}",
+                fix="name a file that mtpmon capture has written",
+            )
+            raise ConfigError("capture", [problem]) from error
+    if not held:
+        return None
+    asked = suite(config).prompts
+    return Captures(held=held, prompts=asked, top_logprobs=config.probe.top_logprobs)
+
+
 def watcher(config: Config, server: Server, board: ServerBoard, clock: Clock) -> Watcher:
     """All that watches ``server``. Needs a running event loop.
 
     Raises:
-        ConfigError: a key or certificate cannot be read.
+        ConfigError: a key, a certificate, a prompt file or a capture cannot be read.
     """
     probing = config.probe.enabled and server.probe
+    # Before the clients, which would be left open if it raised.
+    asked = cases(suite(config), ways(config), config.probe.seed) if probing else None
+    held = captures(config, server)
     return Watcher(
         arms=clients(config, server),
         board=board,
-        prompts=rotation(builtin_suite(config.probe.tasks), config.probe.seed) if probing else None,
+        cases=asked,
         settings=probe_settings(config, server),
         timing=timing(config, server),
         clock=clock,
         budget=Budget(
             time_share=config.probe.time_share, tokens_per_hour=config.probe.tokens_per_hour
         ),
+        captures=held,
         model=server.model,
     )

@@ -64,10 +64,13 @@ __all__ = [
     "Secret",
     "Server",
     "Tls",
+    "Verdict",
+    "check_tasks",
     "default_config",
     "exposed_secret_files",
     "load_config",
     "parse_config",
+    "read_text",
     "render_reference",
     "resolve_api_key",
     "resolve_target_only_api_key",
@@ -95,6 +98,12 @@ class _Struct(
     rename=lambda name: name.removesuffix("_seconds"),
 ):
     """Frozen, by keyword; a key in the file is the field's name without its unit of time."""
+
+
+class _CapturePath(FilePath):
+    """The name of a file that ``mtpmon capture`` has written."""
+
+    advice = "write the name of a file, like /var/lib/mtpmon/bf16.capture"
 
 
 class Tls(_Struct, frozen=True, kw_only=True):
@@ -142,6 +151,18 @@ class Server(_Struct, frozen=True, kw_only=True):
         " reading `/metrics` keeps it awake",
     ] = None
     probe: Annotated[bool, Flag(), "whether this server is probed"] = True
+    reference_capture: Annotated[
+        Path | None,
+        _CapturePath(),
+        "file of `mtpmon capture`, of a BF16 original for instance: probes tell how far this"
+        " server is from it",
+    ] = None
+    baseline_capture: Annotated[
+        Path | None,
+        _CapturePath(),
+        "file of `mtpmon capture` of this very server, started without drafting; in place of"
+        " `target_only_url`",
+    ] = None
 
 
 class Scrape(_Struct, frozen=True, kw_only=True):
@@ -271,6 +292,28 @@ class History(_Struct, frozen=True, kw_only=True):
     ] = 256 * 1024**2
 
 
+class Verdict(_Struct, frozen=True, kw_only=True):
+    """When drafting is said to pay or to cost, and how it is graded."""
+
+    min_steps: Annotated[
+        int,
+        Whole(2, 1_000_000),
+        "verification steps in a window that a verdict needs to begin; half to go on",
+    ] = 200
+    settle_seconds: Annotated[
+        float, Duration(0, 86400), "how long a change must last, unless the evidence is clear"
+    ] = 150.0
+    max_age_seconds: Annotated[
+        float, Duration(60, 30 * 86400), "age at which the measured cost of steps no longer holds"
+    ] = 86400.0
+    recommended: Annotated[
+        float, Real(0, 100), "speed-up from which drafting is recommended for a task"
+    ] = 1.2
+    marginal: Annotated[
+        float, Real(0, 100), "speed-up from which it is marginal; not above `recommended`"
+    ] = 1.02
+
+
 class Listen(_Struct, frozen=True, kw_only=True):
     """Where mtpmon answers."""
 
@@ -308,6 +351,9 @@ class Config(_Struct, frozen=True, kw_only=True):
     probe: Annotated[Probe, Section(Probe), "when and how to probe"] = Probe()
     evidence: Annotated[Evidence, Section(Evidence), "how much must be seen"] = Evidence()
     history: Annotated[History, Section(History), "what is kept on disk"] = History()
+    verdict: Annotated[Verdict, Section(Verdict), "when drafting is said to pay, and for what"] = (
+        Verdict()
+    )
     listen: Annotated[Listen, Section(Listen), "where mtpmon answers"] = Listen()
     log: Annotated[Log, Section(Log), "what is logged"] = Log()
 
@@ -362,11 +408,21 @@ def _scrape_findings(config: Config) -> Iterator[Finding]:
 
 _ONCE = {
     "tasks": "list each task once",
-    "prompt_files": "list each file once",
     "temperatures": "list each temperature once",
     "thinking": "list each mode once",
     "depths": "list each depth once",
 }
+
+
+def _verdict_findings(config: Config) -> Iterator[Finding]:
+    verdict = config.verdict
+    if verdict.marginal > verdict.recommended:
+        yield Finding(
+            path="verdict.marginal",
+            uses=("verdict.recommended",),
+            problem=f"{verdict.marginal:g} is above verdict.recommended {verdict.recommended:g}",
+            fix="lower it or raise verdict.recommended",
+        )
 
 
 def _probe_findings(config: Config) -> Iterator[Finding]:
@@ -456,6 +512,13 @@ def _key_findings(server: Server, path: str) -> Iterator[Finding]:
                     problem="is of no use without target_only_url",
                     fix="add target_only_url or remove it",
                 )
+    elif server.baseline_capture is not None:
+        yield Finding(
+            path=f"{path}.baseline_capture",
+            uses=(f"{path}.target_only_url",),
+            problem="is given as well as target_only_url",
+            fix="keep one of them: a target-only server is the better baseline",
+        )
     if server.target_only_url == server.url:
         yield Finding(
             path=f"{path}.target_only_url",
@@ -494,8 +557,15 @@ def _tls_findings(server: Server, path: str) -> Iterator[Finding]:
 def _unknown_task_findings(
     config: Config, known_tasks: Collection[str] | None
 ) -> Iterator[Finding]:
+    # Which tasks own prompt files hold is known only when they are read: see `check_tasks`.
+    if known_tasks is None or config.probe.prompt_files:
+        return
+    yield from _task_findings(config, known_tasks)
+
+
+def _task_findings(config: Config, known_tasks: Collection[str]) -> Iterator[Finding]:
     for index, task in enumerate(config.probe.tasks):
-        if known_tasks is not None and task not in known_tasks:
+        if task not in known_tasks:
             yield Finding(
                 path=f"probe.tasks[{index}]",
                 problem=f"{task!r} is not a task",
@@ -520,7 +590,7 @@ def parse_config(
         text: YAML; an empty document is the defaults.
         source: The file's name: heads error messages, and relative file names start at its
             directory.
-        known_tasks: The names `probe.tasks` may hold; any if None.
+        known_tasks: The names `probe.tasks` may hold; any if None, or with `probe.prompt_files`.
 
     Raises:
         ConfigError: With all problems, in file order.
@@ -537,6 +607,7 @@ def parse_config(
         chain(
             _scrape_findings(config),
             _probe_findings(config),
+            _verdict_findings(config),
             _unknown_task_findings(config, known_tasks),
             _server_findings(config),
         )
@@ -551,26 +622,57 @@ def load_config(path: Path, *, known_tasks: Collection[str] | None = None) -> Co
 
     Args:
         path: The file: UTF-8, at most 1 MiB.
-        known_tasks: The names `probe.tasks` may hold; any if None.
+        known_tasks: The names `probe.tasks` may hold; any if None, or with `probe.prompt_files`.
 
     Raises:
         ConfigError: The file cannot be read, or with all problems in it.
+    """
+    fix = "name a readable file, or none to watch http://127.0.0.1:8080"
+    return parse_config(read_text(path, fix=fix), source=str(path), known_tasks=known_tasks)
+
+
+def check_tasks(config: Config, known_tasks: Collection[str], *, source: str) -> None:
+    """Refuse tasks that are not known, once own prompt files have been read.
+
+    Args:
+        config: Of which `parse_config` did not check the tasks.
+        known_tasks: The names `probe.tasks` may hold.
+        source: The file's name: heads error messages.
+
+    Raises:
+        ConfigError: With each of them.
+    """
+    problems = [
+        Problem(path=found.path, problem=found.problem, fix=found.fix)
+        for found in _task_findings(config, known_tasks)
+    ]
+    if problems:
+        raise ConfigError(source, problems)
+
+
+def read_text(path: Path, *, fix: str) -> str:
+    """Read a file of at most 1 MiB.
+
+    Args:
+        path: The file.
+        fix: What to do if it cannot be read.
+
+    Raises:
+        ConfigError: It cannot be read, is too long or not UTF-8.
     """
     source = str(path)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        fix = "name a readable file, or none to watch http://127.0.0.1:8080"
         raise _file_error(source, f"cannot be read: {error.strerror}", fix) from error
     if len(content) > MAX_FILE_BYTES:
         raise _file_error(source, "is larger than 1 MiB", "is this the right file?")
     try:
-        text = content.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise _file_error(source, f"is not UTF-8 on line {line}", "save it as UTF-8") from error
-    return parse_config(text, source=source, known_tasks=known_tasks)
 
 
 def _file_error(source: str, problem: str, fix: str) -> ConfigError:

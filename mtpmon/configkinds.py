@@ -76,6 +76,26 @@ class Flag(ScalarKind):
         return node.text.lower() in ("true", "yes", "on")
 
 
+class Switch(ScalarKind):
+    """On, off, or neither: true, false or None once read."""
+
+    title = "one of on, off, default"
+    advice = f"write {title}"
+    _words: Mapping[str, bool | None] = {"on": True, "off": False, "default": None}
+
+    def scalar(self, node: Scalar) -> bool | None:
+        """Take the words, and what YAML takes for a boolean."""
+        if node.type == "bool":
+            return node.text.lower() in ("true", "yes", "on")
+        if node.text not in self._words:
+            raise RefusalError(f"{shown(node)} is not known", closest(node.text, self._words))
+        return self._words[node.text]
+
+    def public(self, value: Any) -> str:
+        """Write the word."""
+        return next(word for word, meaning in self._words.items() if meaning is value)
+
+
 class Whole(ScalarKind):
     """A whole number in a range."""
 
@@ -99,11 +119,17 @@ class Whole(ScalarKind):
 class Real(ScalarKind):
     """A number in a range."""
 
-    def __init__(self, above: float, high: float, *, high_included: bool = True) -> None:
-        """Take more than `above`, up to `high`."""
-        self._above, self._high, self._high_included = above, high, high_included
+    def __init__(
+        self, low: float, high: float, *, low_included: bool = False, high_included: bool = True
+    ) -> None:
+        """Take what lies between `low` and `high`, and these where they are included."""
+        self._low, self._high = low, high
+        self._low_included, self._high_included = low_included, high_included
         self.title = "a number"
-        self.limits = f"above {above}, {'at most' if high_included else 'below'} {high}"
+        self.limits = (
+            f"{'at least' if low_included else 'above'} {low},"
+            f" {'at most' if high_included else 'below'} {high}"
+        )
         self.advice = f"write a number {self.limits}, in plain digits"
 
     def scalar(self, node: Scalar) -> float:
@@ -111,8 +137,9 @@ class Real(ScalarKind):
         if node.type not in ("int", "float") or not PLAIN_NUMBER.fullmatch(node.text):
             raise self.no(node)
         number = float(node.text)
+        lowest = number >= self._low if self._low_included else number > self._low
         highest = number <= self._high if self._high_included else number < self._high
-        if not (self._above < number and highest):
+        if not (lowest and highest):
             raise self.out_of_range(node)
         return number
 

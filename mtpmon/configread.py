@@ -497,18 +497,19 @@ class Items(Kind):
     title = "a list"
     advice = "write [a, b] or lines that start with -"
 
-    def __init__(self, item: Kind, *, most: int) -> None:
-        """Take 1 to `most` items."""
+    def __init__(self, item: Kind, *, most: int, least: int = 1) -> None:
+        """Take `least` to `most` items."""
         self.item = item
-        self._most = most
-        self.limits = f"1 to {most} of: {item.describe()}"
+        self._least, self._most = least, most
+        self.limits = f"{least} to {most} of: {item.describe()}"
 
     def read(self, node: Node, path: str, reader: Reader) -> tuple[Any, ...]:
         """Read each item."""
         if not isinstance(node, Sequence):
             raise RefusalError(f"{shown(node)} is not {self.title}", self.advice)
-        if not 1 <= len(node.items) <= self._most:
-            raise RefusalError(f"has {len(node.items)} items", f"list 1 to {self._most}")
+        if not self._least <= len(node.items) <= self._most:
+            fix = f"list {self._least} to {self._most}"
+            raise RefusalError(f"has {len(node.items)} items", fix)
         return tuple(
             reader.value(self.item, item, f"{path}[{index}]", self.item.placeholder)
             for index, item in enumerate(node.items)

@@ -13,8 +13,8 @@ from pathlib import Path
 import structlog
 from aiohttp import web
 
-from mtpmon.board import Board, ServerBoard, Snapshot
-from mtpmon.compose import SYSTEM_CLOCK, board_settings, read_config, watcher
+from mtpmon.board import FAILURES_KEPT, NOT_RUN, Board, ServerBoard, Snapshot
+from mtpmon.compose import SYSTEM_CLOCK, board_settings, history, read_config, suite, watcher
 from mtpmon.config import (
     Config,
     ConfigError,
@@ -23,6 +23,9 @@ from mtpmon.config import (
     exposed_secret_files,
     to_public_dict,
 )
+from mtpmon.history import ROLLUP_SECONDS, History
+from mtpmon.model import ProbeOutcome, ProbeResult
+from mtpmon.record import Event
 from mtpmon.watch import Clock, Watcher
 from mtpmon.web import Web
 
@@ -32,13 +35,21 @@ SHUTDOWN_SECONDS = 0.5  # what an open response gets; SIGTERM must end us within
 class _Watched:
     """A server that is being watched: its part of the board and its running tasks."""
 
-    def __init__(self, server: Server, config: Config, clock: Clock) -> None:
+    def __init__(
+        self,
+        server: Server,
+        config: Config,
+        clock: Clock,
+        note: Callable[[ProbeResult | Event], None],
+    ) -> None:
         self.server = server
+        self.suite = suite(config)
         self.board = ServerBoard(
             server.name,
             board_settings(config),
             probed=config.probe.enabled and server.probe,
             paired=server.target_only_url is not None,
+            note=note,
         )
         self.watcher: Watcher = watcher(config, server, self.board, clock)
         self.tasks: list[asyncio.Task[None]] = []
@@ -80,6 +91,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._log = structlog.get_logger()
+        self._history: History | None = None
         self.url = ""
 
     def stop(self) -> None:
@@ -92,6 +104,7 @@ class Daemon:
             monotonic_seconds=self._clock.monotonic(),
             unix_seconds=self._clock.wall(),
             config_reload_successful=self._reload_successful,
+            history=self._history.figures() if self._history is not None else None,
         )
 
     @property
@@ -111,14 +124,20 @@ class Daemon:
             ExceptionGroup: a fault of this program, in any task.
         """
         try:
+            await self._open_history()
             watched = await self._prepared(self._config)
             async with self._serving(), self._group:
+                recording = self._group.create_task(self._record_forever(), name="history")
                 await self._replace(watched)
                 self._log.info("started", url=self.url, servers=list(self._watched))
                 started()
                 await self._stop.wait()
+                recording.cancel()
+                self._roll_up()
                 await self._replace({})
         finally:
+            if self._history is not None:
+                await self._history.close()
             await asyncio.gather(*(w.watcher.arms.close() for w in self._watched.values()))
         self._log.info("stopped")
 
@@ -127,15 +146,18 @@ class Daemon:
     async def _prepared(self, config: Config) -> dict[str, _Watched]:
         """The servers of ``config``, those whose settings did not change as they are now."""
         same = _shared_settings(config) == _shared_settings(self._config)
+        asked = suite(config)
         prepared: dict[str, _Watched] = {}
         async with AsyncExitStack() as undo:
             for server in config.servers:
                 now = self._watched.get(server.name)
-                if same and now is not None and now.server == server:
+                if same and now is not None and (now.server, now.suite) == (server, asked):
                     prepared[server.name] = now
                 else:
-                    prepared[server.name] = _Watched(server, config, self._clock)
-                    undo.push_async_callback(prepared[server.name].close)
+                    new = _Watched(server, config, self._clock, self._note)
+                    prepared[server.name] = new
+                    undo.push_async_callback(new.close)
+                    await self._restore(new, config)
             undo.pop_all()
         for problem in exposed_secret_files(config):
             self._log.warning("secret_exposed", field=problem.path, detail=problem.fix)
@@ -169,7 +191,7 @@ class Daemon:
             raise
         fixed = [
             name
-            for name in ("listen", "log")
+            for name in ("history", "listen", "log")
             if getattr(config, name) != getattr(self._config, name)
         ]
         self._config = config
@@ -178,6 +200,51 @@ class Daemon:
         self._log.info("reloaded", servers=list(prepared), needs_restart=fixed)
         later = f"; restart mtpmon for the changes of {' and '.join(fixed)}" if fixed else ""
         return f"watching {', '.join(prepared)}{later}"
+
+    # --- history ------------------------------------------------------------------------
+
+    async def _open_history(self) -> None:
+        self._history = history(self._config, self._clock)
+        if self._history is not None:
+            await self._history.open()
+
+    def _note(self, record: ProbeResult | Event) -> None:
+        if self._history is None:
+            return
+        if isinstance(record, Event):
+            self._history.record_event(record)
+        else:
+            self._history.record_probe(record)
+
+    async def _restore(self, watched: _Watched, config: Config) -> None:
+        """Let a server's rolling figures go on where they were."""
+        if self._history is None or watched.watcher.cases is None:
+            return
+        name = watched.server.name
+        failures = set(ProbeOutcome) - {ProbeOutcome.COMPLETED, *NOT_RUN}
+        found = [
+            *await self._history.recent_probes(name, config.probe.rolling),
+            *await self._history.recent_probes(name, FAILURES_KEPT, outcomes=failures),
+        ]
+        watched.board.restore(sorted(found, key=lambda result: result.unix_seconds))
+        self._log.info("history_restored", server=name, probes=len(found))
+
+    def _roll_up(self) -> None:
+        if self._history is None:
+            return
+        for watched in self._watched.values():
+            rollup = watched.board.roll_up()
+            if rollup is not None:
+                self._history.record_rollup(rollup)
+
+    async def _record_forever(self) -> None:
+        if self._history is None:
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._history.write_forever())
+            while True:
+                await asyncio.sleep(ROLLUP_SECONDS)
+                self._roll_up()
 
     # --- HTTP and signals ---------------------------------------------------------------
 

@@ -20,21 +20,28 @@ from mtpmon.model import (
     ProbeResult,
     TopToken,
     Usage,
+    Variant,
 )
 from mtpmon.steps import accepted_by_position
-from mtpmon.suite import Prompt
+from mtpmon.suite import DEFAULT_VARIANT, Prompt
 
 STEPS_AFTER_A_CUT = 2  # seen: one on b11434, up to two on b10434
 KEPT_TOPS = 5  # log-probabilities kept of each side at a divergence, for people to look at
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """What the two arms said. ``target_only`` is ``None`` without a second arm."""
+    """What the two arms said. ``target_only`` is ``None`` without a second arm.
+
+    ``reference`` pairs a captured reference's distributions (``target``) with the
+    speculating server's own after the same prefix of the captured answer.
+    """
 
     speculating: Completion
     target_only: Completion | None
     forced: tuple[Forced, ...] = ()
     baseline: Baseline | None = None
+    prompt_ids: tuple[int, ...] = ()
+    reference: tuple[Forced, ...] = ()
 
 
 def usage_of(completion: Completion | None) -> Usage:
@@ -76,9 +83,19 @@ def _evenly(accepted: int, steps: int) -> tuple[int, ...]:
 
 
 def evaluate(
-    pair: Pair, prompt: Prompt, *, server: str, unix_seconds: float, duration_seconds: float
+    pair: Pair,
+    prompt: Prompt,
+    *,
+    variant: Variant = DEFAULT_VARIANT,
+    server: str,
+    unix_seconds: float,
+    duration_seconds: float,
 ) -> ProbeResult:
     """Compare the arms of a completed probe. Pure.
+
+    Of sampled answers only the distributions after the prompt are compared: the arms draw
+    from the same distributions, but spend their random numbers differently, so their
+    sequences differ without any fault, and what comes later follows different prefixes.
 
     Distributions are used here and then let go, except at the first divergence: a few
     hundred results with 64 log-probabilities per token would be hundreds of megabytes.
@@ -88,9 +105,14 @@ def evaluate(
     next_token: Divergence | None = None
     later: list[Divergence] = []
     if baseline is not None:
-        comparison = compare(ours.positions, baseline.positions)
-        kinds, places = classify_positions(ours.positions, baseline.positions)
-        first = comparison.first_divergence
+        compared = None if variant.greedy else 1
+        if variant.greedy and pair.baseline is Baseline.CAPTURE:
+            compared = _common_length(ours.positions, baseline.positions)
+        mine, theirs = ours.positions[:compared], baseline.positions[:compared]
+        if variant.greedy:
+            comparison = compare(mine, theirs)
+            first = comparison.first_divergence
+        kinds, places = classify_positions(mine, theirs)
         for place in places:
             found = _divergence(baseline.positions[place].top, ours.positions[place].top)
             if found is None:
@@ -106,11 +128,13 @@ def evaluate(
     if pair.forced:
         later = _after_speculation(ours, pair.forced)
     forced = (_divergence(f.target, f.speculating) for f in pair.forced)
+    drifts = [(f.index, _divergence(f.target, f.speculating)) for f in pair.reference]
     tokens = (judged(f.index, ours.positions[f.index].id, f.target) for f in pair.forced)
     return ProbeResult(
         server=server,
         prompt_id=prompt.id,
         task=prompt.task,
+        variant=variant,
         unix_seconds=unix_seconds,
         duration_seconds=duration_seconds,
         outcome=ProbeOutcome.COMPLETED,
@@ -123,7 +147,21 @@ def evaluate(
         forced=tuple(token for token in tokens if token is not None),
         baseline=pair.baseline,
         positions=kinds,
+        reference_next_token=next((d for index, d in drifts if index == 0), None),
+        reference_forced=tuple(d for index, d in drifts if index > 0 and d is not None),
     )
+
+
+def _common_length(ours: Sequence[Position], captured: Sequence[Position]) -> int:
+    """How many tokens both have, up to the end of a character in both.
+
+    A captured answer may be longer or shorter, and a place that is inside a character in one
+    would look like a difference at the end of the other.
+    """
+    length = min(len(ours), len(captured))
+    while length and (ours[length - 1].id is None or captured[length - 1].id is None):
+        length -= 1
+    return length
 
 
 def _divergence(p: Sequence[TopToken], q: Sequence[TopToken]) -> Divergence | None:

@@ -25,12 +25,17 @@ from prometheus_client.utils import floatToGoString
 from mtpmon import __version__
 from mtpmon.board import DIVERGENCE_BUCKETS, ServerSnapshot, Snapshot, Source
 from mtpmon.compare import DivergenceKind
+from mtpmon.cost import StepCosts
 from mtpmon.duration import format_duration
+from mtpmon.grade import Grade
 from mtpmon.kld import KldSummary
 from mtpmon.model import Amount, Baseline, Bounded, Outcome, ProbeOutcome, State, Usage
+from mtpmon.payoff import Payoff
 from mtpmon.record import HistoryFigures, Operation, RecordKind
 from mtpmon.rolling import TaskFigures
 from mtpmon.trust import Reason
+from mtpmon.validate import Validator
+from mtpmon.verdict import Verdict
 from mtpmon.window import TrafficFigures, accepted_amount
 
 Kind = Literal["gauge", "counter", "info", "histogram"]
@@ -202,7 +207,7 @@ def _bounded_rows(
 _WINDOW = ("traffic", "window")
 _ONLY = ()
 
-METRICS: tuple[Row, ...] = (
+_OBSERVED: tuple[Row, ...] = (
     # --- the server ---
     Row(
         "mtpmon_up",
@@ -423,6 +428,14 @@ METRICS: tuple[Row, ...] = (
         lambda s: [((o.value,), float(s.probe_totals.outcomes.get(o, 0))) for o in ProbeOutcome],
     ),
     Row(
+        "mtpmon_probe_invalid_total",
+        "counter",
+        ("validator",),
+        "Probes whose answer was found wanting: empty_reply and wrong_length fail the probe,"
+        " repetition_loop and invalid_utf8 flag it.",
+        lambda s: [((v.value,), float(s.probe_totals.invalid.get(v, 0))) for v in Validator],
+    ),
+    Row(
         "mtpmon_probe_success",
         "gauge",
         _ONLY,
@@ -584,13 +597,52 @@ METRICS: tuple[Row, ...] = (
         "mtpmon_probe_baseline",
         "gauge",
         ("baseline",),
-        "1 for what probes compare with: a second server (pair), the same one with drafting"
-        " switched off by request (switch), or one undrafted token at a time (single).",
+        "1 for what probes compare with: a second server (pair), what it said while it did"
+        " not draft (capture), the same one with drafting switched off by request (switch), or"
+        " one undrafted token at a time (single).",
         lambda s: (
             [((each.value,), float(s.last_probe.baseline is each)) for each in Baseline]
             if s.last_probe is not None
             else []
         ),
+    ),
+    Row(
+        "mtpmon_capture_usable",
+        "gauge",
+        ("use",),
+        "1 if the capture configured for this use (reference, baseline) fits the server as it"
+        " runs now, 0 if it is refused; the log says why.",
+        lambda s: [((use,), float(usable)) for use, usable in s.capture_usable.items()],
+    ),
+    Row(
+        "mtpmon_reference_kld_nats",
+        "gauge",
+        ("stat",),
+        "KL divergence of the server's undrafted token distributions from a captured"
+        " reference's, after recent prompts and along the captured answers: a lower bound.",
+        lambda s: (
+            [
+                sample
+                for stat, read in _KLD_STATS.items()
+                for sample in _known(read(s.probe_figures.reference_kld), stat)
+            ]
+            if s.probe_figures.reference_kld is not None
+            else []
+        ),
+    ),
+    Row(
+        "mtpmon_reference_top1_match_ratio",
+        "gauge",
+        _ONLY,
+        "Share of those positions at which the server finds the reference's token likeliest.",
+        _value(lambda s: s.probe_figures.reference_top1),
+    ),
+    Row(
+        "mtpmon_reference_coverage_ratio",
+        "gauge",
+        _ONLY,
+        "The reference's probability mass on tokens that both lists hold, on average.",
+        _value(lambda s: s.probe_figures.reference_coverage),
     ),
     Row(
         "mtpmon_top1_agreement_ratio",
@@ -600,6 +652,209 @@ METRICS: tuple[Row, ...] = (
         _value(lambda s: s.probe_figures.top1_agreement),
     ),
 )
+
+# --- what it is worth ---
+
+
+def _step_seconds(server: ServerSnapshot) -> Iterator[Sample]:
+    costs = server.measured.costs
+    if costs is None:
+        return
+    if costs.plain is not None:
+        yield from _known(costs.plain.seconds.value, "0")
+    for length in costs.lengths:
+        seconds = length.relative.value * costs.step_seconds.value
+        yield from _known(seconds, str(length.drafted))
+
+
+def _cost(
+    read: Callable[[StepCosts], Bounded | None],
+) -> Callable[[ServerSnapshot], Bounded | None]:
+    def found(server: ServerSnapshot) -> Bounded | None:
+        return read(server.measured.costs) if server.measured.costs is not None else None
+
+    return found
+
+
+def _one(
+    read: Callable[[ServerSnapshot], Bounded | None],
+) -> Callable[[Callable[[Bounded | None], float | None]], Callable[..., Iterator[Sample]]]:
+    """A bounded figure with no labels but ``server``."""
+    return lambda part: lambda server: _known(part(read(server)))
+
+
+def _paid(
+    read: Callable[[Payoff], Bounded],
+) -> Callable[[Callable[[Bounded | None], float | None]], Callable[..., Iterator[Sample]]]:
+    """A bounded figure of live traffic, by window."""
+
+    def rows(part: Callable[[Bounded | None], float | None]) -> Callable[..., Iterator[Sample]]:
+        def samples(server: ServerSnapshot) -> Iterator[Sample]:
+            for seconds, payoff in server.paying.windows.items():
+                yield from _known(part(read(payoff)), format_duration(seconds))
+
+        return samples
+
+    return rows
+
+
+def _task_paid(
+    read: Callable[[Payoff], Bounded],
+) -> Callable[[Callable[[Bounded | None], float | None]], Callable[..., Iterator[Sample]]]:
+    """A bounded figure of probes, by task."""
+
+    def rows(part: Callable[[Bounded | None], float | None]) -> Callable[..., Iterator[Sample]]:
+        def samples(server: ServerSnapshot) -> Iterator[Sample]:
+            for task, payoff in server.measured.tasks.items():
+                yield from _known(part(read(payoff)), task)
+
+        return samples
+
+    return rows
+
+
+def _verdict(server: ServerSnapshot) -> Iterator[Sample]:
+    standing = server.paying.verdict
+    if standing is not None:
+        for verdict in Verdict:
+            yield from _known(float(standing.verdict is verdict), verdict.value)
+
+
+def _task_verdicts(server: ServerSnapshot) -> Iterator[Sample]:
+    for task, standing in server.measured.task_verdicts.items():
+        for verdict in Verdict:
+            yield from _known(float(standing.verdict is verdict), task, verdict.value)
+
+
+_THINKING = {True: "on", False: "off", None: "default"}
+
+
+def _grades(server: ServerSnapshot) -> Iterator[Sample]:
+    for (task, temperature, thinking), graded in server.grades.items():
+        for grade in Grade:
+            labels = task, f"{temperature:g}", _THINKING[thinking], grade.value
+            yield from _known(float(graded.grade is grade), *labels)
+
+
+def _advised(server: ServerSnapshot) -> float | None:
+    advice = server.measured.advice
+    if advice is None:
+        return None
+    return advice.advised if advice.advised is not None else advice.present
+
+
+def _gain(server: ServerSnapshot) -> Bounded | None:
+    advice, depth = server.measured.advice, _advised(server)
+    if advice is None or depth is None:
+        return None
+    option = advice.option(int(depth))
+    return option.gain_bounds if option is not None else None
+
+
+WORTH: tuple[Row, ...] = (
+    Row(
+        "mtpmon_step_seconds",
+        "gauge",
+        ("draft_tokens",),
+        "Typical cost of a decode step by draft length; 0 is a plain step.",
+        _step_seconds,
+    ),
+    *_bounded_rows(
+        "mtpmon_step_cost",
+        "ratio",
+        _ONLY,
+        "Cost of a verification step over that of a plain decode step.",
+        _one(_cost(lambda costs: costs.plain.ratio if costs.plain is not None else None)),
+    ),
+    *_bounded_rows(
+        "mtpmon_modelled_speedup",
+        "ratio",
+        ("window",),
+        "Speed-up of live traffic by the cost model: acceptance length over step cost.",
+        _paid(lambda p: p.speedup),
+    ),
+    *_bounded_rows(
+        "mtpmon_speedup_disagreement",
+        "ratio",
+        _ONLY,
+        "Modelled over measured speed-up, pair by pair; 1 where the cost model holds.",
+        _one(lambda s: s.measured.disagreement),
+    ),
+    *_bounded_rows(
+        "mtpmon_breakeven_acceptance",
+        "ratio",
+        ("window",),
+        "Acceptance at which drafting neither gains nor loses on live traffic; above 1 it"
+        " cannot be reached.",
+        _paid(lambda p: p.breakeven),
+    ),
+    *_bounded_rows(
+        "mtpmon_acceptance_margin",
+        "ratio",
+        ("window",),
+        "Acceptance of live traffic less its breakeven: above 0 drafting pays.",
+        _paid(lambda p: p.margin),
+    ),
+    *_bounded_rows(
+        "mtpmon_task_breakeven_acceptance",
+        "ratio",
+        ("task",),
+        "Breakeven acceptance of probes of a task.",
+        _task_paid(lambda p: p.breakeven),
+    ),
+    *_bounded_rows(
+        "mtpmon_task_acceptance_margin",
+        "ratio",
+        ("task",),
+        "Acceptance of probes of a task less its breakeven: above 0 drafting pays.",
+        _task_paid(lambda p: p.margin),
+    ),
+    Row(
+        "mtpmon_verdict",
+        "gauge",
+        ("verdict",),
+        "1 for the answer to whether drafting pays on live traffic, 0 for the others.",
+        _verdict,
+    ),
+    Row(
+        "mtpmon_task_verdict",
+        "gauge",
+        ("task", "verdict"),
+        "The same for what probes of a task say.",
+        _task_verdicts,
+    ),
+    Row(
+        "mtpmon_task_grade",
+        "gauge",
+        ("task", "temperature", "thinking", "grade"),
+        "1 for the grade of drafting for this task and sampling, by measured speed-up.",
+        _grades,
+    ),
+    Row(
+        "mtpmon_best_draft_tokens",
+        "gauge",
+        _ONLY,
+        "Draft length that is faster for certain than the present one, or the present one."
+        " 0: turn drafting off.",
+        _value(_advised),
+    ),
+    *_bounded_rows(
+        "mtpmon_best_draft_gain",
+        "ratio",
+        _ONLY,
+        "Gain in speed at that draft length: 0.07 is 7 % faster.",
+        _one(_gain),
+    ),
+    Row(
+        "mtpmon_design_effect_ratio",
+        "gauge",
+        _ONLY,
+        "How much the likeness of one request's steps widens bounds: variance of a mean over"
+        " that of independent steps.",
+        _value(lambda s: s.measured.design_effect if s.measured.costs is not None else None),
+    ),
+)
+METRICS: tuple[Row, ...] = (*_OBSERVED, *WORTH)
 
 # Metrics of mtpmon itself, which belong to no server: name -> (type, labels, help).
 OWN_METRICS: Mapping[str, tuple[Kind, Labels, str]] = {

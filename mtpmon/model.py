@@ -305,12 +305,13 @@ class ForcedToken(msgspec.Struct, frozen=True, kw_only=True):
 class Baseline(StrEnum):
     """What a probe compares the speculating server with. The closed set of label values.
 
-    ``pair``: a second server that does not draft. ``switch``: the same server, which was
-    seen to honour a per-request off switch. ``single``: the same server, one undrafted
-    token at a time.
+    ``pair``: a second server that does not draft. ``capture``: what the same server said
+    once while it did not draft. ``switch``: the same server, which was seen to honour a
+    per-request off switch. ``single``: the same server, one undrafted token at a time.
     """
 
     PAIR = "pair"
+    CAPTURE = "capture"
     SWITCH = "switch"
     SINGLE = "single"
 
@@ -368,8 +369,10 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     ``next_token`` compares the distributions after the prompt, which no draft can touch;
     ``after_speculation`` those at later positions of the speculative answer, above all the
     last; ``teacher_forced`` those of both servers, undrafted, along that answer. ``forced``
-    is what the target thought of the answer's tokens. ``invalid`` names the validators that the
-    speculating server's answer did not pass.
+    is what the target thought of the answer's tokens. ``reference_next_token`` and
+    ``reference_forced`` compare a captured reference's distributions with the server's own,
+    undrafted, after the prompt and along the captured answer. ``invalid`` names the
+    validators that the speculating server's answer did not pass.
     """
 
     server: str
@@ -390,3 +393,5 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     forced: tuple[ForcedToken, ...] = ()
     baseline: Baseline | None = None
     positions: PositionKinds | None = None
+    reference_next_token: Divergence | None = None
+    reference_forced: tuple[Divergence, ...] = ()

@@ -1,20 +1,21 @@
 """One shadow probe: the same prompt with and without drafting.
 
 The prompt becomes token ids once, on the speculating server, so both arms continue the
-very same sequence, greedily. Then the target is asked, token by token, what it would have
-said at some places of the speculative answer. The probe knows nothing of schedules: the
+very same sequence. After a greedy answer the target is asked, token by token, what it would
+have said at some places of it. The probe knows nothing of schedules: the
 caller decides when it may run and cancels it when it must stop.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from mtpmon.capture import CapturedPrompt, Usable, recorded
 from mtpmon.client import LlamaClient, RequestFailed
 from mtpmon.evaluate import Pair, usage_of
 from mtpmon.forced import Forced, chosen_positions, known_prefix
-from mtpmon.model import Baseline, Completion, Outcome, ProbeOutcome, TopToken, Usage
-from mtpmon.suite import Prompt
+from mtpmon.model import Baseline, Completion, Outcome, ProbeOutcome, TopToken, Usage, Variant
+from mtpmon.suite import DEFAULT_VARIANT, Prompt, deep_text, sentences_for
 from mtpmon.wire import (
     Chunk,
     WireError,
@@ -22,13 +23,18 @@ from mtpmon.wire import (
     completion_request,
     parse_chunk,
     parse_prompt,
+    parse_props,
     parse_tokens,
+    template_request,
 )
 
 Request = Mapping[str, object]
 # Builds up to b9093 or so drafted less or not at all for a request that asked for it; newer
 # ones ignore this. Which it was, the timings of the answer tell.
 SWITCH_OFF = {"speculative.n_max": 0, "speculative.n_min": 0}
+ASIDE_SECONDS = 10.0  # for what is asked besides completions
+SAMPLE_SENTENCES = 40  # of filler, tokenized to learn how many make a depth
+SPARE_TOKENS = 16  # of a context: a draft may reach beyond the last token that is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Arms:
 class ProbeSettings:
     """How a probe asks: tokens to generate, log-probabilities per token, sampling seed.
 
-    ``forced_positions``: how many tokens of the answer the target is asked about.
+    ``forced_positions``: how many tokens of a greedy answer the target is asked about.
     """
 
     tokens: int = 64
@@ -57,6 +63,7 @@ class ProbeSettings:
     seed: int = 1
     model: str | None = None
     forced_positions: int = 0
+    variant: Variant = DEFAULT_VARIANT
 
 
 class ProbeFailed(Exception):  # noqa: N818  an outcome, not a fault of the program
@@ -80,6 +87,9 @@ class Books:
     clock: Callable[[], float]
 
 
+NO_CAPTURES = Usable()
+
+
 async def probe(
     arms: Arms,
     prompt: Prompt,
@@ -89,6 +99,7 @@ async def probe(
     baseline_first: bool,
     forced_seed: int,
     books: Books,
+    captures: Usable = NO_CAPTURES,
 ) -> Pair:
     """Run one prompt through the speculating server and its baseline.
 
@@ -97,22 +108,25 @@ async def probe(
         prompt: what to ask.
         settings: how to ask.
         baseline: what to compare with. ``switch`` is a try: what the timings of the answer
-            say is believed, and the pair tells whether it came off.
+            say is believed, and the pair tells whether it came off. ``capture`` is another:
+            it may have nothing to these tokens.
         baseline_first: callers alternate it, so that drift of the machine cancels out.
         forced_seed: draws the positions at which the target is asked.
         books: told of requests to the watched server.
+        captures: what to compare with besides, or instead of a second server.
 
     Raises:
         ProbeFailed: no usable pair came out.
     """
     asking = _Asking(arms, settings, books)
     try:
-        ids = await _token_ids(arms.speculating, prompt, settings)
+        ids = await _token_ids(arms, prompt, settings)
         request = completion_request(
             ids,
             tokens=settings.tokens,
             top_logprobs=settings.top_logprobs,
             seed=settings.seed,
+            temperature=settings.variant.temperature,
             model=settings.model,
         )
         other = await asking.baseline(request, baseline) if baseline_first else None
@@ -127,12 +141,23 @@ async def probe(
                     " it without --spec-type, or point target_only_url at one that is",
                 )
             other, baseline = None, Baseline.SINGLE
-        forced = await asking.forced(ids, request, speculating, forced_seed)
+        entry = None
+        if baseline is Baseline.CAPTURE:
+            entry = recorded(captures.baseline, prompt, ids)
+            other = entry.completion() if entry is not None else None
+            baseline = Baseline.CAPTURE if entry is not None else Baseline.SINGLE
+        forced: tuple[Forced, ...] = ()
+        if settings.variant.greedy:  # a sampled token may be any, so its rank says nothing
+            forced = await asking.forced(ids, request, speculating, forced_seed, entry)
+        drifted = recorded(captures.reference, prompt, ids)
+        reference: tuple[Forced, ...] = ()
+        if drifted is not None:
+            reference = await asking.reference(ids, request, speculating, forced_seed, drifted)
     except RequestFailed as failed:
         raise ProbeFailed(_probe_outcome(failed.outcome), failed.detail) from failed
     except WireError as error:
         raise ProbeFailed(ProbeOutcome.FAILED, str(error)) from error
-    return Pair(speculating, other, forced, baseline)
+    return Pair(speculating, other, forced, baseline, ids, reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,28 +182,57 @@ class _Asking:
         return None
 
     async def forced(
-        self, ids: Sequence[int], request: Request, answer: Completion, seed: int
+        self,
+        ids: Sequence[int],
+        request: Request,
+        answer: Completion,
+        seed: int,
+        captured: CapturedPrompt | None,
     ) -> tuple[Forced, ...]:
         """The target's distributions at some positions of ``answer``.
 
         Each prefix extends the one before, which the server still holds: so here alone its
-        prompt cache is used, and a position costs about one decode step.
+        prompt cache is used, and a position costs about one decode step. As far as a
+        ``captured`` answer is the same, the target's distributions are those captured.
         """
         said = known_prefix(answer.positions)
         found = []
         for index in chosen_positions(len(said), self.settings.forced_positions, seed=seed):
-            one = {
-                **request,
-                "prompt": [*ids, *said[:index]],
-                "n_predict": 1,
-                "cache_prompt": True,
-            }
+            one = _one_more(request, ids, said[:index])
+            known = _known_top(captured, said[:index])
             if self.arms.target_only is not None:
                 target = await self._generate(self.arms.target_only, one, _ignore)
                 speculating = _first_top(await self.watched(one))
+            elif known:
+                speculating = _first_top(await self.watched(one))
+                found.append(Forced(index=index, target=known, speculating=speculating))
+                continue
             else:
                 target, speculating = await self.watched(one), ()
             found.append(Forced(index=index, target=_first_top(target), speculating=speculating))
+        return tuple(found)
+
+    async def reference(
+        self,
+        ids: Sequence[int],
+        request: Request,
+        answer: Completion,
+        seed: int,
+        captured: CapturedPrompt,
+    ) -> tuple[Forced, ...]:
+        """The captured distributions and the watched server's own, after the same prefixes.
+
+        The first one comes with the answer, since no draft precedes it; those along the
+        captured answer are asked for, after a greedy answer only, as ``forced`` does.
+        """
+        found = [Forced(index=0, target=captured.top(0), speculating=_first_top(answer))]
+        wanted = self.settings.forced_positions if self.settings.variant.greedy else 0
+        said = known_prefix(captured.completion().positions)
+        for index in chosen_positions(len(said), wanted, seed=seed):
+            if index and captured.tops[index]:
+                one = await self.watched(_one_more(request, ids, said[:index]))
+                target = captured.top(index)
+                found.append(Forced(index=index, target=target, speculating=_first_top(one)))
         return tuple(found)
 
     async def _generate(
@@ -208,6 +262,19 @@ class _Asking:
         return whole
 
 
+def _one_more(request: Request, ids: Sequence[int], said: Sequence[int]) -> Request:
+    """The request for the token after what was said, from what the server still holds."""
+    return {**request, "prompt": [*ids, *said], "n_predict": 1, "cache_prompt": True}
+
+
+def _known_top(captured: CapturedPrompt | None, said: Sequence[int]) -> tuple[TopToken, ...]:
+    """The captured distribution after ``said``; empty if something else was said then."""
+    place = len(said)
+    if captured is None or place >= len(captured.ids) or captured.ids[:place] != tuple(said):
+        return ()
+    return captured.top(place)
+
+
 def _first_top(completion: Completion) -> tuple[TopToken, ...]:
     return completion.positions[0].top if completion.positions else ()
 
@@ -218,17 +285,56 @@ def _probe_outcome(outcome: Outcome) -> ProbeOutcome:
     return ProbeOutcome.TIMEOUT if outcome is Outcome.TIMEOUT else ProbeOutcome.FAILED
 
 
-async def _token_ids(
-    client: LlamaClient, prompt: Prompt, settings: ProbeSettings
-) -> tuple[int, ...]:
-    """The prompt as the server's own chat template and tokenizer make it."""
-    extra = {"model": settings.model} if settings.model else {}
+async def _token_ids(arms: Arms, prompt: Prompt, settings: ProbeSettings) -> tuple[int, ...]:
+    """The prompt as the server's own chat template and tokenizer make it, as deep as asked for.
+
+    Filler is cut to what leaves room for the answer in both contexts.
+    """
+    variant = settings.variant
+    alone = await _tokenized(arms.speculating, prompt.text, settings)
+    if not variant.depth_tokens:
+        return alone
+    sample = await _tokenized(arms.speculating, deep_text(prompt, SAMPLE_SENTENCES), settings)
+    sample_tokens = len(sample) - len(alone)
+    room = min([variant.depth_tokens, *[size async for size in _rooms(arms, settings)]])
+    sentences = sentences_for(
+        room - len(alone), sample_sentences=SAMPLE_SENTENCES, sample_tokens=sample_tokens
+    )
+    while sentences > 0:
+        ids = await _tokenized(arms.speculating, deep_text(prompt, sentences), settings)
+        if len(ids) <= room:
+            return ids
+        # At least one sentence less each time: some are longer than those of the sample.
+        sentences -= 1 + sentences_for(
+            len(ids) - room, sample_sentences=SAMPLE_SENTENCES, sample_tokens=sample_tokens
+        )
+    return alone
+
+
+async def _tokenized(client: LlamaClient, text: str, settings: ProbeSettings) -> tuple[int, ...]:
     query = "?autoload=false" if settings.model else ""
-    messages = {"messages": [{"role": "user", "content": prompt.text}]}
-    body = await client.post(f"/apply-template{query}", {**messages, **extra}, timeout_seconds=10)
-    text = {"content": parse_prompt(body), "add_special": True}
-    body = await client.post(f"/tokenize{query}", {**text, **extra}, timeout_seconds=10)
+    message = template_request(text, thinking=settings.variant.thinking, model=settings.model)
+    body = await client.post(f"/apply-template{query}", message, timeout_seconds=ASIDE_SECONDS)
+    content = {"content": parse_prompt(body), "add_special": True}
+    extra = {"model": settings.model} if settings.model else {}
+    body = await client.post(
+        f"/tokenize{query}", {**content, **extra}, timeout_seconds=ASIDE_SECONDS
+    )
     return parse_tokens(body)
+
+
+async def _rooms(arms: Arms, settings: ProbeSettings) -> AsyncIterator[int]:
+    """How long a prompt may be for each server that says how long its context is."""
+    params = {"model": settings.model, "autoload": "false"} if settings.model else None
+    for client in (arms.speculating, arms.target_only):
+        if client is None:
+            continue
+        reply = await client.get("/props", timeout_seconds=ASIDE_SECONDS, params=params)
+        if reply.outcome is not Outcome.OK:
+            raise RequestFailed(reply.outcome, reply.detail)
+        context_tokens = parse_props(reply.body).context_tokens
+        if context_tokens is not None:
+            yield context_tokens - settings.tokens - SPARE_TOKENS
 
 
 def _salvaged(chunks: list[Chunk]) -> Completion | None:

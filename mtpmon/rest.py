@@ -39,7 +39,8 @@ class Rest:
         number = look.props.build_number if look.props is not None else None
         self._indifferent = number is not None and number >= FIRST_INDIFFERENT_BUILD
         if look.state is State.SLEEPING:
-            self._has_slept = True
+            # A model that a router has unloaded is not one that sleeps by itself.
+            self._has_slept |= look.outcome is Outcome.SLEEPING
             self._guess_seconds = FIRST_GUESS_SECONDS
             self._read_at = None
         elif look.outcome is Outcome.OK:

@@ -32,6 +32,7 @@ class ProbeFigures(msgspec.Struct, frozen=True, kw_only=True):
     ``exact_sequences`` and ``token_match`` are ratios over compared sequences and their
     tokens, ``top1_agreement`` and ``coverage`` over comparable positions. ``regret`` (nats)
     and ``emitted_best`` (a ratio) are over the emitted tokens that the target was asked about.
+    The ``reference`` figures are over all positions compared with a captured reference.
     """
 
     probes: int = 0
@@ -44,6 +45,9 @@ class ProbeFigures(msgspec.Struct, frozen=True, kw_only=True):
     regret: KldSummary | None = None
     emitted_best: float | None = None
     divergence_margin_nats: float | None = None
+    reference_kld: KldSummary | None = None
+    reference_top1: float | None = None
+    reference_coverage: float | None = None
 
 
 def rolling(results: Sequence[ProbeResult], *, confidence: float) -> ProbeFigures:
@@ -64,6 +68,7 @@ def rolling(results: Sequence[ProbeResult], *, confidence: float) -> ProbeFigure
     }
     everything = [d for found in klds.values() for d in found]
     forced = [token for r in completed for token in r.forced]
+    drifts = [drift for r in completed for drift in reference_divergences_of(r)]
     margins = [c.divergence_margin_nats for c in compared if c.divergence_margin_nats is not None]
     return ProbeFigures(
         probes=len(completed),
@@ -79,6 +84,9 @@ def rolling(results: Sequence[ProbeResult], *, confidence: float) -> ProbeFigure
         regret=summary([token.regret_nats for token in forced]) if forced else None,
         emitted_best=_mean(token.rank == 0 for token in forced),
         divergence_margin_nats=statistics.median(margins) if margins else None,
+        reference_kld=summary([d.nats for d in drifts]) if drifts else None,
+        reference_top1=_mean(d.top1_agrees for d in drifts),
+        reference_coverage=_mean(d.coverage for d in drifts),
     )
 
 
@@ -156,8 +164,15 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def divergences_of(result: ProbeResult) -> Iterable[Divergence]:
-    """All distributions compared in one probe."""
+    """All distributions compared in one probe with the target's."""
     if result.next_token is not None:
         yield result.next_token
     yield from result.after_speculation
     yield from result.teacher_forced
+
+
+def reference_divergences_of(result: ProbeResult) -> Iterable[Divergence]:
+    """All distributions of one probe that were compared with a captured reference's."""
+    if result.reference_next_token is not None:
+        yield result.reference_next_token
+    yield from result.reference_forced

@@ -9,15 +9,19 @@ import structlog
 
 from mtpmon.board import ServerBoard
 from mtpmon.budget import Budget
+from mtpmon.capture import Usable, holds
+from mtpmon.captured import Captures
 from mtpmon.evaluate import Pair, evaluate
 from mtpmon.forced import drawn_length
 from mtpmon.guard import Preempted, yielding
-from mtpmon.model import Baseline, Outcome, ProbeOutcome, ProbeResult, Scrape, State, Variant
+from mtpmon.model import Baseline, Outcome, ProbeOutcome, ProbeResult, Props, Scrape, State, Variant
 from mtpmon.probe import Arms, Books, ProbeFailed, ProbeSettings, probe
 from mtpmon.rest import Rest
 from mtpmon.scrape import scrape
 from mtpmon.suite import DEFAULT_VARIANT, Case, Prompt, Turns, sampling_seed
 from mtpmon.validate import validated
+
+SETTLING_LOOKS_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Watcher:
         timing: when.
         clock: the time.
         budget: what probes may cost; anything, by default.
+        captures: what it, or another, said once, to compare with.
         model: which model of a router to watch.
     """
 
@@ -62,6 +67,7 @@ class Watcher:
     timing: Timing
     clock: Clock
     budget: Budget = field(default_factory=lambda: Budget(time_share=1, tokens_per_hour=10**9))
+    captures: Captures | None = None
     model: str | None = None
     _quiet_since: float | None = field(default=None, init=False)
     _served_since_probe: bool = field(default=False, init=False)
@@ -87,21 +93,26 @@ class Watcher:
         """Look at the server once every interval, the first time after ``offset_seconds``.
 
         The offset keeps many servers from being looked at in the same moment. After a
-        probe there is an extra look, since those that overlapped it could not be used.
+        probe there is an extra look, since those that overlapped it could not be used, and
+        some more after one that was cut off, until the server has counted it.
         """
         interval = self.timing.scrape_interval_seconds
         due = self.clock.monotonic() + offset_seconds
         await asyncio.sleep(offset_seconds)
         while True:
+            self._look_now.clear()  # before the look: a probe may end while it is under way
             await self.look()
             due = max(due + interval, self.clock.monotonic())
-            self._look_now.clear()
+            pause = due - self.clock.monotonic()
+            if self.board.settling:
+                pause = min(pause, SETTLING_LOOKS_SECONDS)
             try:
-                async with asyncio.timeout(due - self.clock.monotonic()):
+                async with asyncio.timeout(pause):
                     await self._look_now.wait()
             except TimeoutError:
-                continue
-            due -= interval  # the extra look does not move the schedule
+                if self.clock.monotonic() >= due:
+                    continue
+            due -= interval  # an extra look does not move the schedule
 
     async def look(self, *, with_metrics: bool = False) -> Scrape:
         """One look at the server, written on the board.
@@ -128,7 +139,43 @@ class Watcher:
         self._rest.seen(found)
         self._note_quiet(found)
         self._log_change(found)
+        answering = found.outcome in (Outcome.OK, Outcome.METRICS_DISABLED)
+        if answering and await self.check_captures(found.props):
+            self._log_captures()
         return found
+
+    async def check_captures(self, props: Props | None) -> bool:
+        """Judge whether the captures fit the server, once for each of its processes.
+
+        Args:
+            props: what it has just said of itself; it must be ready.
+
+        Returns:
+            Whether there is news.
+        """
+        if self.captures is None:
+            return False
+        news = await self.captures.check(
+            self.arms.speculating,
+            props,
+            restarts=self.board.restarts,
+            model=self.model,
+            timeout_seconds=self.timing.scrape_timeout_seconds,
+        )
+        if news:
+            self.board.captures_checked(
+                {use.value: not why for use, why in self.captures.reasons.items()},
+                self.captures.plain_requests(),
+            )
+        return news
+
+    def _log_captures(self) -> None:
+        reasons = self.captures.reasons if self.captures is not None else {}
+        for use, why in reasons.items():
+            if why:
+                self._log.warning("capture_refused", use=use.value, detail="; ".join(why))
+            else:
+                self._log.info("capture_usable", use=use.value)
 
     def _note_quiet(self, found: Scrape) -> None:
         """Remember since when no request but ours has been seen on the server."""
@@ -275,6 +322,8 @@ class Watcher:
         )
         began, started = self.clock.monotonic(), self.clock.wall()
         self._probes += 1
+        captures = self.captures.usable if self.captures is not None else Usable()
+        baseline = self._baseline(prompt, captures)
         pair: Pair | None = None
         outcome, detail = ProbeOutcome.COMPLETED, ""
         try:
@@ -283,7 +332,7 @@ class Watcher:
                     self.arms,
                     prompt,
                     settings,
-                    baseline=self._baseline(),
+                    baseline=baseline,
                     baseline_first=baseline_first,
                     forced_seed=self._probes,
                     books=Books(
@@ -291,6 +340,7 @@ class Watcher:
                         ended=self.board.probe_request_ended,
                         clock=self.clock.monotonic,
                     ),
+                    captures=captures,
                 )
                 pair = await yielding(
                     running,
@@ -311,7 +361,7 @@ class Watcher:
             outcome, detail = failed.outcome, failed.detail
         duration = self.clock.monotonic() - began
         if pair is not None:
-            self._learn_switch(pair.baseline)
+            self._learn_switch(baseline, pair.baseline)
             found = evaluate(
                 pair,
                 prompt,
@@ -332,17 +382,19 @@ class Watcher:
             detail=detail,
         )
 
-    def _baseline(self) -> Baseline:
-        """The best way to a baseline: a second server, else a switch that may still work."""
+    def _baseline(self, prompt: Prompt, captures: Usable) -> Baseline:
+        """The best way to a baseline: a second server, a capture, a switch that may work."""
         if self.arms.target_only is not None:
             return Baseline.PAIR
+        if captures.baseline is not None and holds(captures.baseline, prompt):
+            return Baseline.CAPTURE
         if self._switch_tried == self.board.restarts:
             return self._switch
         return Baseline.SWITCH
 
-    def _learn_switch(self, found: Baseline | None) -> None:
+    def _learn_switch(self, tried: Baseline, found: Baseline | None) -> None:
         """Remember, for this process of the server, whether its switch works."""
-        if found is not None:
+        if tried is not Baseline.CAPTURE and found is not None:
             self._switch, self._switch_tried = found, self.board.restarts
 
     def _log_probe(self, result: ProbeResult) -> None:

@@ -11,6 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from mtpmon.board import Board, Snapshot
 from mtpmon.export import BoardCollector
 from mtpmon.page import render_page
+from mtpmon.probespage import ServerProbes, render_probes
 
 PROBES_SHOWN = 100
 
@@ -70,16 +71,34 @@ class Web:
         response.enable_compression()
         return response
 
-    async def probes(self, _: web.Request) -> web.Response:
-        return _json(
-            {
-                server.name: {
-                    "completed": server.results[-PROBES_SHOWN:],
-                    "failed": server.failures,
+    async def probes(self, request: web.Request) -> web.Response:
+        """For browsers a page, for programs JSON; ``?format=`` is the last word."""
+        servers = [
+            ServerProbes(
+                name=server.name,
+                completed=tuple(server.results[-PROBES_SHOWN:]),
+                failed=tuple(server.failures),
+            )
+            for server in self._board()
+        ]
+        form = request.query.get("format")
+        if form is None:
+            form = "html" if "text/html" in request.headers.get("Accept", "") else "json"
+        if form == "json":
+            response = _json(
+                {
+                    each.name: {"completed": each.completed, "failed": each.failed}
+                    for each in servers
                 }
-                for server in self._board()
-            }
-        )
+            )
+        elif form == "html":
+            text = render_probes(servers, unix_seconds=self._snapshot().unix_seconds)
+            response = web.Response(text=text, content_type="text/html")
+            response.enable_compression()
+        else:
+            return web.Response(status=400, text="format is html or json\n")
+        response.headers["Vary"] = "Accept"
+        return response
 
     async def config(self, _: web.Request) -> web.Response:
         return _json(self._public_config())

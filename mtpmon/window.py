@@ -47,7 +47,8 @@ class TrafficFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one window. ``None``: not known, or nothing happened to measure.
 
     ``span_seconds`` is the time the ratios cover, which may be longer than the width asked
-    for (rounding) or shorter (we have not watched that long). Ratios are 0 to 1.
+    for (rounding) or shorter (we have not watched that long). Ratios are 0 to 1. ``usage``
+    is what they were worked out from.
     """
 
     span_seconds: float | None = None
@@ -59,6 +60,7 @@ class TrafficFigures(msgspec.Struct, frozen=True, kw_only=True):
     draft_coverage: float | None = None
     decode_tokens_per_second: Bounded | None = None
     throughput_tokens_per_second: float | None = None
+    usage: Usage | None = None
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +185,7 @@ def figures(
         draft_coverage=_coverage(usage, drafts, accepted),
         decode_tokens_per_second=decode_rate,
         throughput_tokens_per_second=throughput,
+        usage=usage,
     )
 
 

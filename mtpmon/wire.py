@@ -263,6 +263,34 @@ def model_statuses(body: bytes) -> dict[str, str | None]:
     return found
 
 
+def model_meta(body: bytes, model: str | None) -> dict[str, int | None]:
+    """What a ``/v1/models`` reply says of a model: ``n_vocab``, ``n_params``, ``size``.
+
+    Args:
+        body: the reply.
+        model: which one of a router; of a server with one model it need not be named.
+
+    Returns:
+        Those numbers; ``None`` for one that is not told.
+
+    Raises:
+        WireError: there is no list of models.
+    """
+    entries = _object(body, "/v1/models").get("data")
+    if not isinstance(entries, list):
+        raise WireError(f"no list of models in the reply to /v1/models: {_excerpt(body)}")
+    named = [entry for entry in entries if isinstance(entry, dict)]
+    if model is not None:
+        named = [e for e in named if model in (e.get("id"), *_listed(e.get("aliases")))]
+    meta = named[0].get("meta") if len(named) == 1 else None
+    found = meta if isinstance(meta, dict) else {}
+    return {key: _whole(found, key) for key in ("n_vocab", "n_params", "size")}
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def error_message(body: bytes) -> str:
     """The message of a llama-server error reply, or the beginning of whatever it is."""
     try:
@@ -316,25 +344,46 @@ def parse_tokens(body: bytes) -> tuple[int, ...]:
     return tuple(tokens)
 
 
+def template_request(
+    text: str, *, thinking: bool | None = None, model: str | None = None
+) -> dict[str, Any]:
+    """An ``/apply-template`` request for one user message.
+
+    Args:
+        text: what the user says.
+        thinking: asks the template for it or against it; one that knows no such switch
+            ignores it. ``None`` leaves it alone.
+        model: which one of a router.
+    """
+    switch = {} if thinking is None else {"chat_template_kwargs": {"enable_thinking": thinking}}
+    return {
+        **({"model": model} if model else {}),
+        "messages": [{"role": "user", "content": text}],
+        **switch,
+    }
+
+
 def completion_request(
     prompt_ids: Sequence[int],
     *,
     tokens: int,
     top_logprobs: int,
     seed: int,
+    temperature: float = 0.0,
     model: str | None = None,
 ) -> dict[str, Any]:
-    """A greedy streaming ``/completion`` request that shows every decode step.
+    """A streaming ``/completion`` request that shows every decode step.
 
-    A negative temperature is llama-server's "greedy, and still report probabilities". The
-    prompt cache stays out: a cached prefix would make one arm's timings differ.
+    A negative temperature is llama-server's "greedy, and still report probabilities": what
+    it gets for 0. The prompt cache stays out: a cached prefix would make one arm's timings
+    differ.
     """
     return {
         **({"model": model} if model else {}),
         "prompt": list(prompt_ids),
         "n_predict": tokens,
         "n_probs": top_logprobs,
-        "temperature": -1,
+        "temperature": temperature if temperature > 0 else -1,
         "seed": seed,
         "stream": True,
         "timings_per_token": True,

@@ -114,7 +114,7 @@ class FakeLlama:
         match request.path:
             case "/props":
                 return web.json_response(self.props)
-            case "/models":
+            case "/models" | "/v1/models":
                 return web.Response(body=self.models)
             case "/metrics":
                 await asyncio.sleep(self.metrics_delay_seconds)

@@ -14,6 +14,7 @@ PURE = (
     "steps",
     "compare",
     "kld",
+    "capture",
     "evaluate",
     "forced",
     "rolling",
@@ -22,6 +23,7 @@ PURE = (
     "student",
     "window",
     "duration",
+    "record",
     "export",
     "report",
     "facts",
@@ -32,6 +34,7 @@ PURE = (
     "pagelive",
     "pageprobes",
     "pagetext",
+    "probespage",
     "markup",
 )
 

@@ -25,6 +25,7 @@ from mtpmon.config import (
     Secret,
     Server,
     Tls,
+    Verdict,
     default_config,
     exposed_secret_files,
     load_config,
@@ -57,8 +58,10 @@ servers:
       client_key_file: /etc/client.key
     sleep_idle: 2h
     probe: false
+    reference_capture: bf16.capture
   - name: größer
     url: http://10.0.0.5:8080
+    baseline_capture: /run/plain.capture
 scrape: {interval: 10, timeout: 500ms, stale_after: 1m, max_body_bytes: 2MiB}
 windows: [20s, 1.5h]
 probe:
@@ -72,9 +75,14 @@ probe:
   top_logprobs: 64
   forced_positions: 0
   tasks: [essay]
+  prompt_files: [mine.yaml, /srv/theirs.yaml]
+  temperatures: [0, .7, 2]
+  thinking: [off, "on", default]
+  depths: [131072]
   seed: 0
   rolling: 100000
 evidence: {min_drafts: 2, rounding_error: 0.2, confidence: 5.01e-1}
+verdict: {min_steps: 2, settle: 0, max_age: 1h, recommended: 2, marginal: 1}
 history: {path: kept.db, retention: 90d, max_bytes: 1GiB}
 listen: {address: "[::]:0", reload: true}
 log: {level: debug, format: json}
@@ -98,8 +106,13 @@ FULL_CONFIG = Config(
             ),
             sleep_idle_seconds=7200.0,
             probe=False,
+            reference_capture=Path("/etc/mtpmon/bf16.capture"),
         ),
-        Server(name="größer", url="http://10.0.0.5:8080"),
+        Server(
+            name="größer",
+            url="http://10.0.0.5:8080",
+            baseline_capture=Path("/run/plain.capture"),
+        ),
     ),
     scrape=Scrape(
         interval_seconds=10.0,
@@ -119,10 +132,17 @@ FULL_CONFIG = Config(
         tokens_per_hour=1,
         forced_positions=0,
         tasks=("essay",),
+        prompt_files=(Path("/etc/mtpmon/mine.yaml"), Path("/srv/theirs.yaml")),
+        temperatures=(0.0, 0.7, 2.0),
+        thinking=(False, True, None),
+        depths=(131_072,),
         seed=0,
         rolling=100_000,
     ),
     evidence=Evidence(min_drafts=2, rounding_error=0.2, confidence=0.501),
+    verdict=Verdict(
+        min_steps=2, settle_seconds=0.0, max_age_seconds=3600.0, recommended=2.0, marginal=1.0
+    ),
     history=History(
         path=Path("/etc/mtpmon/kept.db"), retention_seconds=90 * 86400.0, max_bytes=1024**3
     ),

@@ -16,7 +16,7 @@ import pytest
 from mtpmon.demo.model import cached_model
 from mtpmon.demo.server import LlamaServer, ServerError, find_llama_server, free_port
 from mtpmon.demo.traffic import run_traffic
-from mtpmon.suite import TASKS, builtin_suite
+from mtpmon.suite import DEFAULT_TASKS, builtin_suite
 
 # Starts a server, prints its pid, and then does what the line in the middle says.
 OWNER = """
@@ -415,7 +415,7 @@ async def test_traffic_visits_all_tasks(model: Path) -> None:
         stop.set()
         summary = await traffic
     assert summary.failures == 0
-    assert set(summary.by_task) == set(TASKS)
+    assert set(summary.by_task) == set(DEFAULT_TASKS)
     assert sum(summary.by_task.values()) == summary.requests <= 100
 
 

@@ -25,6 +25,7 @@ IMPURE = {
     "threading",
     "time",
     "urllib.request",
+    "mtpmon.captured",
     "mtpmon.client",
     "mtpmon.compose",
     "mtpmon.config",

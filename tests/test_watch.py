@@ -14,7 +14,7 @@ from mtpmon.board import ServerBoard
 from mtpmon.client import LlamaClient
 from mtpmon.model import Outcome, ProbeOutcome, State
 from mtpmon.probe import Arms, ProbeSettings
-from mtpmon.suite import Prompt
+from mtpmon.suite import Case, Prompt
 from mtpmon.watch import Clock, Timing, Watcher
 from tests.captures import events
 from tests.far_end import FakeLlama
@@ -52,7 +52,7 @@ async def watching(
         watcher = Watcher(
             arms=arms,
             board=ServerBoard("a", SETTINGS),
-            prompts=itertools.repeat(PROMPT) if probing else None,
+            cases=itertools.repeat(Case(PROMPT)) if probing else None,
             settings=ProbeSettings(tokens=24, top_logprobs=8),
             timing=Timing(
                 scrape_interval_seconds=0.1,

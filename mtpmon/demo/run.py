@@ -18,7 +18,7 @@ from mtpmon.suite import builtin_suite
 NAME: Final = "demo"
 USUAL_PORT: Final = 9765
 SEED: Final = 1
-REQUESTS_PER_SECOND: Final = 1.0  # few enough that probes find the server idle
+REQUESTS_PER_SECOND: Final = 0.4  # probes give way to users, and some must come through
 MAX_TOKENS: Final = 128
 
 
@@ -75,7 +75,9 @@ def configuration(url: str, target_only_url: str) -> Config:
     return Config(
         servers=(Server(name=NAME, url=url, target_only_url=target_only_url),),
         scrape=Scrape(interval_seconds=1.0, timeout_seconds=0.9),
-        probe=Probe(interval_seconds=3.0, timeout_seconds=3.0, idle_for_seconds=0.0),
+        probe=Probe(
+            interval_seconds=3.0, timeout_seconds=3.0, idle_for_seconds=0.0, time_share=1.0
+        ),
         listen=Listen(address=Address(HOST, _port())),
     )
 

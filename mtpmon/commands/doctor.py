@@ -1,0 +1,103 @@
+"""``mtpmon doctor``: what servers offer, and what will therefore be measured."""
+
+import argparse
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mtpmon.board import ServerBoard
+from mtpmon.commands import EXIT_FINE, EXIT_NOT_FINE, exit_codes
+from mtpmon.commands.options import add_servers, chosen
+from mtpmon.commands.terminal import printable, show
+from mtpmon.compose import SYSTEM_CLOCK, board_settings, suite, watcher
+from mtpmon.config import Config, Server
+from mtpmon.doctor import diagnose
+from mtpmon.examine import examine
+from mtpmon.facts import Facts, Finding, Level, Topic
+
+TEST_TOKENS: Final = 24
+
+SUMMARY: Final = "say what servers offer and what will therefore be measured"
+DESCRIPTION: Final = f"""\
+Examines each chosen server, and its target-only twin if it has one: does it answer, does it
+draft, which counters does it have and are they right, is the twin really one. Then it says
+line by line what `mtpmon run` will and will not measure, and what to change.
+
+Each server is sent one prompt, for {TEST_TOKENS} tokens. A sleeping one is left alone."""
+EPILOG: Final = """\
+examples:
+  mtpmon doctor --url http://10.0.0.5:8080
+  mtpmon doctor --url http://10.0.0.5:8080 --target-only-url http://10.0.0.5:8081
+  mtpmon doctor --config mtpmon.yaml --server big
+
+""" + exit_codes(not_fine="at least one line says problem", interrupted="interrupted by Ctrl-C")
+
+_STYLES: dict[Level, str] = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add_servers(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Examine, and print what is found.
+
+    Raises:
+        ConfigError: options or configuration cannot be used.
+    """
+    config, servers = chosen(args)
+    tokens = min(config.probe.tokens, TEST_TOKENS)
+    config = msgspec.structs.replace(
+        config, probe=msgspec.structs.replace(config.probe, tokens=tokens)
+    )
+    diagnoses = asyncio.run(_diagnoses(config, servers))
+    show(*_rendered(servers, diagnoses))
+    bad = any(finding.level == "problem" for found in diagnoses for finding in found)
+    return EXIT_NOT_FINE if bad else EXIT_FINE
+
+
+async def _diagnoses(config: Config, servers: Sequence[Server]) -> list[tuple[Finding, ...]]:
+    return [diagnose(await _facts(config, server)) for server in servers]
+
+
+async def _facts(config: Config, server: Server) -> Facts:
+    board = ServerBoard(server.name, board_settings(config))
+    watching = watcher(config, server, board, SYSTEM_CLOCK)
+    prompt = suite(config).prompts[0]
+    probed = config.probe.enabled and server.probe
+    try:
+        return await examine(watching, server, prompt, probed=probed)
+    finally:
+        await watching.arms.close()
+
+
+def _rendered(
+    servers: Sequence[Server], diagnoses: Sequence[tuple[Finding, ...]]
+) -> Iterator[RenderableType]:
+    for server, findings in zip(servers, diagnoses, strict=True):
+        headings: dict[Topic, str] = {
+            "server": f"{server.name}: {server.url}",
+            "target_only": f"target-only server: {server.target_only_url or 'none'}",
+            "measured": "what `mtpmon run` will measure",
+        }
+        for topic, heading in headings.items():
+            yield Text(heading, style="bold")
+            yield _grid([finding for finding in findings if finding.topic == topic])
+            yield ""
+
+
+def _grid(findings: Sequence[Finding]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(min_width=max(map(len, _STYLES)))
+    for finding in findings:
+        text = Text(printable(finding.text))
+        if finding.advice:
+            text.append(f"\n→ {finding.advice}", style="dim")
+        grid.add_row(Text(finding.level, style=_STYLES[finding.level]), text)
+    return grid

@@ -1,0 +1,308 @@
+"""``mtpmon probe``: one pass of the suite, as tables or as JSON."""
+
+import argparse
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from mtpmon import __version__
+from mtpmon.board import ServerBoard
+from mtpmon.commands import EXIT_FINE, EXIT_NOT_FINE, exit_codes
+from mtpmon.commands.options import add_servers, chosen, usage, with_probe
+from mtpmon.commands.tables import definitions, tables
+from mtpmon.commands.terminal import printable, show, write
+from mtpmon.compose import SYSTEM_CLOCK, board_settings, suite, watcher
+from mtpmon.config import Config, Server
+from mtpmon.model import Baseline, ProbeOutcome, ProbeResult, Props
+from mtpmon.report import Report, report
+from mtpmon.scrape import scrape
+from mtpmon.suite import TASKS, Case, Prompt, Turns, rotation
+from mtpmon.watch import Watcher
+
+SCHEMA: Final = "mtpmon.probe/1"
+GIVE_UP_AFTER: Final = 3  # failures in a row; a dead server would cost a time limit each
+
+SUMMARY: Final = "measure servers once: acceptance, speed-up, differences in output"
+DESCRIPTION: Final = f"""\
+Sends each chosen server the prompts of the built-in suite, one after another, greedily, and
+the same to its target-only twin if it has one; then prints what came out: draft acceptance,
+speed and speed-up by task, exact sequences, where sequences part and how close that call
+was, and KLD where both distributions are there. Without a twin (target_only_url), only
+acceptance and speed can be measured.
+
+The first prompt is sent once more beforehand, to warm the servers up, and not counted. The
+servers are probed at once, also when they are busy: figures of speed are then those of a
+busy server. A sleeping server wakes up. {GIVE_UP_AFTER} failures in a row end a server's turn."""
+EPILOG: Final = """\
+examples:
+  mtpmon probe --url http://10.0.0.5:8080
+  mtpmon probe --url http://10.0.0.5:8080 --target-only-url http://10.0.0.5:8081
+  mtpmon probe --config mtpmon.yaml --server big --tasks code,essay --prompts 8
+  mtpmon probe --config mtpmon.yaml --json > before-upgrade.json
+  mtpmon probe --url http://10.0.0.5:8080 --reference bf16.capture
+
+""" + exit_codes(
+    not_fine="at least one probe failed, or a capture does not fit",
+    interrupted="interrupted by Ctrl-C",
+)
+
+
+class ServerDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """One server of the JSON document."""
+
+    name: str
+    url: str
+    target_only_url: str | None
+    build: str | None
+    model: str | None
+    quantization: str | None
+    requests_processing_before: int | None
+    report: Report
+    refused_captures: tuple[str, ...] = ()
+    probes: tuple[ProbeResult, ...]
+
+
+class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``--json`` prints. Numbers that are not known are null, never NaN."""
+
+    schema: str = SCHEMA
+    mtpmon: str = __version__
+    unix_seconds: float
+    prompts: int
+    tasks: tuple[str, ...]
+    tokens: int
+    top_logprobs: int
+    seed: int
+    confidence: float
+    servers: tuple[ServerDocument, ...]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add_servers(parser)
+    parser.add_argument(
+        "--prompts",
+        metavar="N",
+        type=int,
+        help="prompts for each server, evenly over the tasks; all of the suite by default",
+    )
+    parser.add_argument(
+        "--tasks",
+        metavar="TASK,…",
+        help=f"of {', '.join(TASKS)}, or of your prompt files; those of the configuration by"
+        " default",
+    )
+    parser.add_argument("--tokens", metavar="N", type=int, help="tokens to generate for a prompt")
+    parser.add_argument(
+        "--timeout", metavar="DURATION", help="longest a probe may take, both servers, such as 90s"
+    )
+    parser.add_argument(
+        "--reference",
+        metavar="FILE",
+        type=Path,
+        help="a file of mtpmon capture: how far is the server from that one?",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON document, no tables")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Probe, and print what came out.
+
+    Raises:
+        ConfigError: options or configuration cannot be used.
+    """
+    config, servers = chosen(args)
+    changes: dict[str, object] = {}
+    if args.tasks is not None:
+        changes["tasks"] = args.tasks.split(",")
+    if args.tokens is not None:
+        changes["tokens"] = args.tokens
+    if args.timeout is not None:
+        # A single pass has no interval, which could be too short for this.
+        changes["timeout"] = changes["interval"] = args.timeout
+    config = with_probe(config, changes)
+    if args.server is None:
+        servers = tuple(server for server in servers if server.probe)
+    if not servers:
+        raise usage("--server", "is needed", "every server of the file has probe: false")
+    if args.reference is not None:
+        servers = tuple(
+            msgspec.structs.replace(server, reference_capture=args.reference) for server in servers
+        )
+    prompts = _prompts(config, args.prompts)
+    document = asyncio.run(_document(config, servers, prompts))
+    if args.json:
+        write(msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n")
+    else:
+        show(*_rendered(document))
+    failed = any(server.report.failures or server.refused_captures for server in document.servers)
+    return EXIT_NOT_FINE if failed else EXIT_FINE
+
+
+def _prompts(config: Config, wanted: int | None) -> tuple[Prompt, ...]:
+    asked = suite(config)
+    if wanted is not None and wanted < 1:
+        raise usage("--prompts", f"{wanted} is not a number of prompts", "use 1 or more")
+    count = len(asked.prompts) if wanted is None else wanted
+    return tuple(islice(rotation(asked, config.probe.seed), count))
+
+
+async def _document(
+    config: Config, servers: Sequence[Server], prompts: Sequence[Prompt]
+) -> ProbeDocument:
+    began = SYSTEM_CLOCK.wall()
+    stderr = Console(stderr=True)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=stderr,
+        transient=True,
+        disable=not stderr.is_terminal,
+    )
+    async with AsyncExitStack() as stack:
+        watchers = []
+        for server in servers:  # all of them first: a key that is missing must not cost a pass
+            board = ServerBoard(server.name, board_settings(config))
+            watchers.append(watcher(config, server, board, SYSTEM_CLOCK))
+            stack.push_async_callback(watchers[-1].arms.close)
+        stack.enter_context(progress)
+        documents = []
+        for server, watching in zip(servers, watchers, strict=True):
+            bar = progress.add_task(server.name, total=len(prompts), note="warming up")
+            advance = partial(progress.update, bar, advance=1)
+            documents.append(await _measure(config, server, watching, prompts, advance))
+    return ProbeDocument(
+        unix_seconds=began,
+        prompts=len(prompts),
+        tasks=config.probe.tasks,
+        tokens=config.probe.tokens,
+        top_logprobs=config.probe.top_logprobs,
+        seed=config.probe.seed,
+        confidence=config.evidence.confidence,
+        servers=tuple(documents),
+    )
+
+
+async def _measure(
+    config: Config,
+    server: Server,
+    watching: Watcher,
+    prompts: Sequence[Prompt],
+    advance: Callable[..., None],
+) -> ServerDocument:
+    look = await scrape(
+        watching.arms.speculating,
+        timeout_seconds=config.scrape.timeout_seconds,
+        monotonic=SYSTEM_CLOCK.monotonic,
+        wall=SYSTEM_CLOCK.wall,
+        model=server.model,
+    )
+    results = await _probe_all(watching, look.props, prompts, advance)
+    props = look.props or Props()
+    counters = look.counters
+    return ServerDocument(
+        name=server.name,
+        url=server.url,
+        target_only_url=server.target_only_url,
+        build=props.build,
+        model=props.model,
+        quantization=props.quantization,
+        requests_processing_before=counters.requests_processing if counters is not None else None,
+        report=report(results, tasks=config.probe.tasks, confidence=config.evidence.confidence),
+        refused_captures=tuple(_refused(watching)),
+        probes=tuple(results),
+    )
+
+
+def _refused(watching: Watcher) -> Iterator[str]:
+    captures = watching.captures
+    if captures is None:
+        return
+    for use in captures.held:
+        why = captures.reasons.get(use, ("the server did not tokenize, so it was not judged",))
+        if why:
+            yield f"{use.value}_capture is not used: {'; '.join(why)}"
+
+
+async def _probe_all(
+    watching: Watcher,
+    props: Props | None,
+    prompts: Sequence[Prompt],
+    advance: Callable[..., None],
+) -> list[ProbeResult]:
+    """One result for each prompt, or fewer where the server is given up."""
+    warm_up = await watching.probe_once(prompts[0], baseline_first=False)
+    if warm_up.outcome is not ProbeOutcome.COMPLETED:
+        return [warm_up]
+    await watching.check_captures(props)  # now that it is awake for sure
+    results: list[ProbeResult] = []
+    failures = 0
+    turns = Turns()
+    for prompt in prompts:
+        # The arm that comes first takes turns as A B B A, so that a drift cancels out.
+        turn = turns.next(Case(prompt))
+        result = await watching.probe_once(prompt, baseline_first=turn % 2 == 1)
+        results.append(result)
+        advance(note=f"{prompt.task}: {result.outcome.value}")
+        failures = 0 if result.outcome is ProbeOutcome.COMPLETED else failures + 1
+        if failures == GIVE_UP_AFTER:
+            break
+    return results
+
+
+def _rendered(document: ProbeDocument) -> Iterator[RenderableType]:
+    for server in document.servers:
+        yield Text(_heading(server), style="bold")
+        yield Text("\n".join(_remarks(document, server)))
+        for table in tables(server.report):
+            yield ""
+            yield table
+        yield ""
+    if any(server.report.completed for server in document.servers):
+        yield definitions()
+
+
+def _heading(server: ServerDocument) -> str:
+    pair = f" against {server.target_only_url}" if server.target_only_url else ""
+    return f"{server.name}: {server.url}{pair}"
+
+
+def _remarks(document: ProbeDocument, server: ServerDocument) -> Iterator[str]:
+    known = [server.model, server.quantization, server.build and f"build {server.build}"]
+    if any(known):
+        yield printable(", ".join(part for part in known if part))
+    yield (
+        f"{server.report.completed} of {document.prompts} probes completed,"
+        f" up to {document.tokens} tokens each"
+    )
+    if server.requests_processing_before:
+        yield (
+            f"{server.requests_processing_before} other requests were running at the start:"
+            " figures of speed are those of a busy server"
+        )
+    yield from map(printable, server.refused_captures)
+    baselines = {probe.baseline for probe in server.probes}
+    if Baseline.CAPTURE in baselines:
+        yield "compared with what it said without drafting, as captured: no speed-up"
+    elif server.target_only_url is None and server.report.match is not None:
+        yield "compared with itself, drafting switched off by request"
+    elif server.target_only_url is None:
+        yield "no target-only server to compare with: no speed-up, no exact sequences"

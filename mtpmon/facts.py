@@ -1,0 +1,47 @@
+"""What an examination of a server finds out, and how a judgement of it is written down."""
+
+from typing import Literal
+
+import msgspec
+
+from mtpmon.model import ProbeResult, Scrape, State, Usage
+
+Level = Literal["ok", "warning", "problem"]
+Topic = Literal["server", "target_only", "measured"]
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out about one configured server. ``None``: not asked.
+
+    ``server`` and ``target_only`` are looks at both, ``after`` one at the server once more
+    after the test probe, whose requests have put ``sent`` into the counters, by their
+    replies. ``tokens`` is a sample text in each one's tokenizer. ``target_only_drafted``: in
+    a first test probe, so there was a second one without the twin.
+    """
+
+    target_only_url: str | None
+    key_given: bool
+    target_only_key_given: bool
+    probed: bool
+    server: Scrape
+    target_only: Scrape | None = None
+    tokens: tuple[int, ...] | None = None
+    target_only_tokens: tuple[int, ...] | None = None
+    target_only_drafted: bool = False
+    probe: ProbeResult | None = None
+    sent: Usage | None = None
+    after: Scrape | None = None
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One sentence. ``advice`` is what to change, empty if nothing."""
+
+    topic: Topic
+    level: Level
+    text: str
+    advice: str = ""
+
+
+def answers(look: Scrape | None) -> bool:
+    """Whether a server can be sent prompts, with or without ``/metrics``."""
+    return look is not None and look.state in (State.READY, State.METRICS_DISABLED)

@@ -1,0 +1,222 @@
+"""Is it paying? Cost from probes and traffic from users, brought together."""
+
+import random
+
+import msgspec
+import pytest
+
+from mtpmon.grade import Grade, GradeRules
+from mtpmon.model import (
+    Amount,
+    Baseline,
+    Bounded,
+    Completion,
+    ProbeOutcome,
+    ProbeResult,
+    Step,
+    StepStream,
+    Timings,
+    Usage,
+)
+from mtpmon.request import Expiry, Identity
+from mtpmon.verdict import Verdict, VerdictRules
+from mtpmon.worth import Measured, Paying, WorthRules, graded, judge, measure
+
+HERE = Identity(build="b1", model="m", start_token="t")
+RULES = WorthRules(verdict=VerdictRules(min_steps=100, settle_seconds=0))
+
+
+def completion(steps: tuple[Step, ...]) -> Completion:
+    drafted = sum(s.drafted for s in steps)
+    return Completion(
+        positions=(),
+        timings=Timings(
+            prompt_tokens=5,
+            prompt_seconds=0.1,
+            cached_tokens=0,
+            generated_tokens=1 + sum(1 + s.kept for s in steps),
+            generation_seconds=sum(s.seconds for s in steps),
+            draft_tokens=drafted or None,
+            accepted_tokens=sum(s.kept for s in steps) if drafted else None,
+        ),
+        stream=StepStream(steps=steps),
+        wall_seconds=1.0,
+    )
+
+
+def probed(number: int, *, ratio: float = 2.0, task: str = "code") -> ProbeResult:
+    """One probe in which a verification step costs ``ratio`` plain ones of 10 ms."""
+    rng = random.Random(number)
+    ours = tuple(
+        Step(3, rng.choice((0, 1, 2, 3, 3, 3)), ratio * 0.01 * rng.uniform(0.98, 1.02))
+        for _ in range(24)
+    )
+    plain = tuple(Step(0, 0, 0.01 * rng.uniform(0.98, 1.02)) for _ in range(60))
+    return ProbeResult(
+        server="a",
+        prompt_id=f"{task}-{number % 8}",
+        task=task,
+        unix_seconds=1000.0 + number,
+        duration_seconds=1.0,
+        outcome=ProbeOutcome.COMPLETED,
+        speculating=completion(ours),
+        target_only=completion(plain),
+        baseline=Baseline.PAIR,
+    )
+
+
+def measured(
+    count: int = 16,
+    *,
+    ratio: float = 2.0,
+    identity: Identity = HERE,
+    now: float = 1100.0,
+    previous: Measured | None = None,
+) -> Measured:
+    return measure(
+        [(probed(number, ratio=ratio), HERE) for number in range(count)],
+        identity=identity,
+        now=now,
+        previous=previous or Measured(),
+        rules=RULES,
+    )
+
+
+def traffic(kept: float, drafts: int = 2000) -> Usage:
+    """Steps of three draft tokens of which that many are kept on average."""
+    positions = tuple(round(drafts * min(max(kept - i, 0.0), 1.0)) for i in range(3))
+    return Usage(
+        drafts=Amount(drafts),
+        draft_tokens=Amount(3 * drafts),
+        accepted_tokens=Amount(sum(positions)),
+        accepted_by_position=positions,
+        generated_tokens=Amount(drafts + sum(positions) + 10),
+        requests=10,
+    )
+
+
+def judged(usage: Usage | None, found: Measured, previous: Paying | None = None) -> Paying:
+    return judge(
+        [(60.0, usage)],
+        found,
+        deciding_seconds=60.0,
+        now=2000.0,
+        previous=previous or Paying(),
+        rules=RULES,
+    )
+
+
+def test_probes_measure_the_cost_of_steps() -> None:
+    """Two plain steps' worth, by how the probes were made."""
+    found = measured()
+    assert found.costs is not None
+    assert found.costs.plain is not None
+    assert found.costs.plain.ratio.lower <= 2.0 <= found.costs.plain.ratio.upper
+    assert found.costs.plain.ratio.value == pytest.approx(2.0, rel=0.02)
+    assert found.design_effect >= 1
+    assert found.disagreement is not None
+    assert found.disagreement.lower <= 1 <= found.disagreement.upper
+    assert found.tasks["code"].breakeven.value == pytest.approx(1 / 3, abs=0.02)
+    assert found.task_verdicts["code"].verdict is Verdict.PAYING
+    assert found.advice is not None
+    assert found.advice_words
+
+
+@pytest.mark.parametrize(
+    ("kept", "ratio", "verdict"),
+    [
+        (2.2, 2.0, Verdict.PAYING),
+        (0.4, 2.0, Verdict.COSTING),
+        (1.0, 2.0, Verdict.UNDECIDED),
+        (2.2, 4.0, Verdict.COSTING),
+    ],
+)
+def test_the_verdict_is_of_live_traffic_at_the_cost_measured(
+    kept: float, ratio: float, verdict: Verdict
+) -> None:
+    """E against r, with bounds."""
+    paying = judged(traffic(kept), measured(ratio=ratio))
+    assert paying.verdict is not None
+    assert paying.verdict.verdict is verdict
+    paid = paying.windows[60.0]
+    assert paid.speedup.value == pytest.approx((1 + kept) / ratio, rel=0.05)
+
+
+def test_without_traffic_or_cost_there_is_no_verdict() -> None:
+    """Not a guess."""
+    for paying in (judged(None, measured()), judged(traffic(2.2), Measured())):
+        assert paying.windows == {}
+        assert paying.verdict is not None
+        assert paying.verdict.verdict is Verdict.NO_DATA
+    bare = msgspec.structs.replace(traffic(2.2), accepted_by_position=None)
+    assert judged(bare, measured()).windows == {}
+
+
+def test_a_verdict_goes_on_from_the_one_before() -> None:
+    """It keeps its date while it holds."""
+    first = judged(traffic(2.2), measured())
+    again = judge(
+        [(60.0, traffic(2.1))],
+        measured(),
+        deciding_seconds=60.0,
+        now=3000.0,
+        previous=first,
+        rules=RULES,
+    )
+    assert again.verdict is not None
+    assert first.verdict is not None
+    assert again.verdict.since_unix_seconds == first.verdict.since_unix_seconds == 2000.0
+
+
+@pytest.mark.parametrize(
+    ("change", "now", "reason"),
+    [
+        ({"build": "b2"}, 1100.0, Expiry.BUILD_CHANGED),
+        ({"model": "n"}, 1100.0, Expiry.MODEL_CHANGED),
+        ({"start_token": "u"}, 1100.0, Expiry.RESTARTED),
+        ({}, 1e6, Expiry.OLD),
+    ],
+)
+def test_costs_expire(change: dict[str, str], now: float, reason: Expiry) -> None:
+    """With the reason, which stays until there are new ones; tasks have no data then."""
+    other = msgspec.structs.replace(HERE, **change)
+    found = measured(identity=other, now=now, previous=measured())
+    assert found.costs is None
+    assert found.expiry is reason
+    assert found.task_verdicts["code"].verdict is Verdict.NO_DATA
+    assert measured(identity=other, now=now, previous=found).expiry is reason
+
+
+def test_without_anything_to_compare_with_there_is_no_payoff() -> None:
+    """One server, and no step of it undrafted: costs, and no ratio."""
+    alone = [
+        (msgspec.structs.replace(probed(n), target_only=None, baseline=Baseline.SINGLE), HERE)
+        for n in range(16)
+    ]
+    found = measure(alone, identity=HERE, now=1100.0, previous=Measured(), rules=RULES)
+    assert found.costs is not None
+    assert found.costs.plain is None
+    assert found.tasks == {}
+    assert judged(traffic(2.2), found).windows == {}
+
+
+def test_too_few_probes_measure_nothing() -> None:
+    """And nothing has expired."""
+    found = measured(count=1)
+    assert (found.costs, found.expiry, found.advice) == (None, None, None)
+
+
+def test_cells_are_graded_where_they_were_measured() -> None:
+    """By speed-up; no figure is no grade."""
+    cells = {
+        ("code", 0.0, None): Bounded(1.5, 1.4, 1.6),
+        ("essay", 0.7, True): Bounded(1.1, 1.0, 1.3),
+        ("creative", 0.7, False): Bounded(0.9, 0.8, 0.95),
+        ("factual", 0.0, None): None,
+    }
+    found = graded(cells, GradeRules())
+    assert {cell[0]: each.grade for cell, each in found.items()} == {
+        "code": Grade.RECOMMENDED,
+        "essay": Grade.MARGINAL,
+        "creative": Grade.NOT_RECOMMENDED,
+    }
