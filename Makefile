@@ -11,13 +11,19 @@ SERVER_CMAKE_ARGS := -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=OFF -DLLAMA_CURL=O
 	-DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
 	-DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_WEBUI=OFF
 
-.PHONY: demo test check fmt docs clean
+.PHONY: demo test slow check fmt docs clean
 
 demo: $(SERVER)
 	$(BIN)/mtpmon demo
 
+# All but the slow ones, and the pure files covered to the last branch.
 test: $(SERVER) tools
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow" --cov=mtpmon --cov-report=
+	$(BIN)/coverage report --fail-under=100 --skip-covered \
+		--include="$$($(BIN)/python -m tests.pure)"
+
+slow: $(SERVER) tools
+	$(BIN)/python -m pytest -m slow
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

@@ -24,7 +24,7 @@ from mtpmon.demo.model import ModelSpec, cached_model
 from mtpmon.demo.server import LlamaServer
 from mtpmon.model import ProbeOutcome
 from mtpmon.probe import Arms, ProbeSettings
-from mtpmon.suite import builtin_suite, rotation
+from mtpmon.suite import Variant, builtin_suite, cases
 from mtpmon.watch import Clock, Timing, Watcher
 from mtpmon.window import Evidence
 
@@ -44,7 +44,7 @@ def watcher(url: str) -> Watcher:
     return Watcher(
         arms=Arms(LlamaClient(url)),
         board=ServerBoard("bench", settings, probed=True),
-        prompts=rotation(builtin_suite(), 1),
+        cases=cases(builtin_suite(), [Variant()], 1),
         settings=ProbeSettings(tokens=64, top_logprobs=64, forced_positions=8),
         timing=Timing(
             scrape_interval_seconds=0.2,

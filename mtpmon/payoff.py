@@ -24,6 +24,7 @@ from mtpmon.window import FEW_DRAFTS, kept_length_offsets
 
 FEWEST_PROMPTS = 3
 FEWEST_PAIRS = 3
+LEAST_STEP = 0.1  # of the mean one: a step is never free
 
 Sampling = Callable[[Array], tuple[float, float]]
 """How far the bounds of a mean over steps lie below and above, given each kept length's value."""
@@ -161,7 +162,8 @@ def step_ratios(tally: Tally, costs: StepCosts, plain: AgainstPlain) -> Array:
         [length.drafted for length in costs.lengths],
         [length.relative.value for length in costs.lengths],
     )
-    return plain.ratio.value * (1.0 + wide - usually_wide + rejection - usual)
+    relative: Array = 1.0 + wide - usually_wide + rejection - usual
+    return plain.ratio.value * np.maximum(relative, LEAST_STEP)
 
 
 def _payoff(tally: Tally, costs: StepCosts, sampling: Sampling, z: float) -> Payoff | None:

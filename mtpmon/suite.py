@@ -262,10 +262,12 @@ def _between(suite: Suite, others: Sequence[Variant], rng: random.Random) -> Ite
     decks = [
         [_deck(list(prompts), rng.random()) for _ in others] for prompts in _by_task(suite, rng)
     ]
-    for visit in itertools.count():
+    visit = 0
+    while True:
         for place, deck in enumerate(decks):
             which = (visit + place) % len(others)
             yield Case(next(deck[which]), others[which])
+        visit += 1
 
 
 # --- depth ----------------------------------------------------------------------------------

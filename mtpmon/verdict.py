@@ -8,7 +8,7 @@
 * ``no_data`` without a margin or with too few steps. Twice as many are needed to begin as to
   go on, so that traffic near the limit does not switch back and forth.
 * A change must last ``settle_seconds`` before it counts, except to or from ``no_data``, and
-  except where the evidence is clear: the interval is as far from 0 as it is wide.
+  except where the evidence is clear: the interval is farther from 0 than half its width.
 """
 
 from enum import StrEnum
@@ -98,4 +98,6 @@ def _shown(before: Verdict, margin: Bounded | None, steps: float, rules: Verdict
 
 
 def _is_clear(margin: Bounded | None) -> bool:
-    return margin is not None and max(margin.lower, -margin.upper) > margin.upper - margin.lower
+    if margin is None:
+        return False
+    return max(margin.lower, -margin.upper) > (margin.upper - margin.lower) / 2

@@ -12,7 +12,7 @@ from pathlib import Path
 # What Python would only warn of, such as a connection left open, counts as an error.
 PYTHON = (sys.executable, "-W", "error")
 COMMAND = (*PYTHON, "-m", "mtpmon")
-SECONDS = 290.0  # more than any of them takes on a busy machine
+SECONDS = 900.0  # more than any of them takes on a busy machine
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,23 @@ class FakeLlama:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
         try:
-            for event in self.events:
+            asked = (await request.json()).get("n_predict", 0)
+            for event in shortened(self.events, asked):
                 await answer.write(b"data: " + event + b"\n\n")
                 await asyncio.sleep(self.stream_delay_seconds)
         except ConnectionError:
             self.closed_streams += 1
         return answer
+
+
+def shortened(events: list[bytes], tokens: int) -> list[bytes]:
+    """A recorded stream as it would be for fewer tokens; as it is for as many or more."""
+    try:
+        chunks = [msgspec.json.decode(event) for event in events]
+        if not chunks or chunks[-1]["tokens_predicted"] <= tokens or tokens < 1:
+            return events
+        kept = [chunk for chunk in chunks if chunk["tokens_predicted"] <= tokens]
+        end = {**chunks[-1], "tokens_predicted": tokens, "timings": kept[-1]["timings"]}
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return events  # recorded to be broken
+    return [msgspec.json.encode(chunk) for chunk in (*kept, end)]

@@ -271,7 +271,8 @@ async def test_failures_in_a_row_end_a_try() -> None:
         events=events("b11434/completion-mtp-stream.sse"), stream_delay_seconds=0.01
     )
     begun = ("POST", "/apply-template")
-    async with far_end.serving() as url, started("probe", "--url", url, "--json") as process:
+    arguments = ("probe", "--tokens", "24", "--json", "--url")
+    async with far_end.serving() as url, started(*arguments, url) as process:
         # The warm-up, one that is over, one more.
         await until(lambda: far_end.requests.count(begun) >= 3)
         far_end.status = {"/completion": 500}

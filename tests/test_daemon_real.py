@@ -7,88 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from mtpmon.config import Address, Config, Listen, Probe, Scrape, Server
-from mtpmon.daemon import Daemon
+from mtpmon.config import Server
 from mtpmon.demo.model import ModelSpec, cached_model
 from mtpmon.demo.server import LlamaServer, free_port
 from tests.programs import metrics_complaints
+from tests.rig import complete, configuration, difference, fetch, running, samples
 from tests.test_watch import until
 
 pytestmark = pytest.mark.real
-
-
-def configuration(
-    *servers: Server, probing: bool = False, interval: float = 0.3, tokens: int = 64
-) -> Config:
-    return Config(
-        servers=servers,
-        scrape=Scrape(interval_seconds=interval, timeout_seconds=interval * 0.9),
-        windows_seconds=(60.0, 3600.0),
-        probe=Probe(
-            enabled=probing,
-            interval_seconds=0.3,
-            timeout_seconds=10.0,
-            idle_for_seconds=0.3,
-            time_share=1.0,
-            tokens_per_hour=10**9,
-            tokens=tokens,
-        ),
-        listen=Listen(address=Address("127.0.0.1", 0)),
-    )
-
-
-@asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Daemon]:
-    """A daemon in this process; a fault in it fails the test."""
-    daemon = Daemon(config)
-    started = asyncio.Event()
-    task = asyncio.create_task(daemon.run(started=started.set))
-    waiting = asyncio.create_task(started.wait())
-    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    try:
-        if not task.done():
-            yield daemon
-    finally:
-        daemon.stop()
-        await task
-
-
-async def fetch(url: str, **headers: str) -> str:
-    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as reply:
-        return await reply.text()
-
-
-async def complete(server: LlamaServer, prompt: str, tokens: int, **options: object) -> None:
-    """One user's request."""
-    payload = {"prompt": prompt, "n_predict": tokens, "ignore_eos": True, **options}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{server.url}/completion", json=payload) as reply,
-    ):
-        assert reply.status == 200
-        await reply.read()
-
-
-def samples(text: str) -> dict[str, float]:
-    """Sample with labels → value."""
-    found = {}
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            name, _, value = line.rpartition(" ")
-            found[name] = float(value)
-    return found
-
-
-def difference(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
 async def test_every_ratio_is_the_one_computed_by_hand(model: Path) -> None:

@@ -41,7 +41,7 @@ GOLDEN = Path(__file__).parent / "data" / "metrics.txt"
 
 
 def completion(seconds: float, *, drafted: bool) -> Completion:
-    steps = (Step(0, 0, seconds / 40),) * 40
+    steps: tuple[Step, ...] = (Step(0, 0, seconds / 40),) * 40
     if drafted:
         steps = (Step(3, 2, seconds / 16), Step(3, 1, seconds / 16)) * 8
     return Completion(

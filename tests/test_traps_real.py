@@ -182,18 +182,18 @@ async def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
     """The monitor first: unreachable, perhaps loading, ready, and nothing measured in between."""
     server = LlamaServer(None, cached_model(WIDE), port=free_port())
     users = Users(server.url)
-    async with read(watching(server, 0.2), {"a": users}) as reader:
+    async with read(watching(server), {"a": users}) as reader:
         await reader.state("unreachable", since=0)
         async with server:
             await reader.state("ready", since=reader.mark())
             await traffic(users, 2)
             now = await reader.counted()
     states = [reading.state() for reading in reader.readings]
-    order = ["unreachable", "loading", "ready"]
-    seen = [s for s in states[: states.index("ready") + 1] if s is not None]
+    before = reader.readings[: states.index("ready")]
+    order = [None, "unreachable", "loading"]
+    seen = [each.state() for each in before]
     assert seen == sorted(seen, key=order.index)
-    for each in reader.readings:
-        assert each.live() is None or each.state() == "ready"
+    assert all(each.live() is None for each in before)
     assert restarts(now) == 0
     assert ratio(now) is not None
 
@@ -374,7 +374,7 @@ async def test_cut_off_probes_cost_what_we_say(depth: int) -> None:
         assert known is not None
         assert abs(counted[f"llamacpp:{name}"] - known.value) <= known.half_width
     assert own.generated_tokens is not None
-    assert own.generated_tokens.half_width <= 0.2 * own.generated_tokens.value
+    assert own.generated_tokens.half_width <= 8 * len(board.failures)  # two steps of four tokens
 
 
 async def test_a_user_who_cuts_a_probe_off_gets_no_token_of_it(deep: Path) -> None:
@@ -384,10 +384,10 @@ async def test_a_user_who_cuts_a_probe_off_gets_no_token_of_it(deep: Path) -> No
         config = probing(server, timeout_seconds=0.9, tokens=4000)
         async with read(config, {"a": users}) as reader:
             board = reader.daemon.board["a"]
-            for prompt in PROMPTS:
+            for prompt in PROMPTS[:3]:
                 await reader.until(lambda _: board.overlap_mark() is None, what="a probe")
                 await asyncio.sleep(0.2)
-                await users.ask(prompt, 300)
+                await users.ask(prompt, 200)
             now = await reader.counted()
     assert now.value("mtpmon_probes_total", server="a", outcome="preempted")
     assert now.sum("mtpmon_generated_tokens_total", traffic="probe") > 0
@@ -505,7 +505,7 @@ async def test_a_server_found_asleep_is_left_in_peace(deep: Path) -> None:
     """Its idle time not configured: not woken, measured when a user wakes it, and asleep again."""
     async with sleeper(deep) as server:
         users = Users(server.url)
-        long = await tokens_in(3, server)
+        long = await tokens_in(2, server)
         assert await falls_asleep(server, within=SLEEP + 2)
         async with read(watching(server, 1.0), {"a": users}) as reader:
             await reader.state("sleeping", since=0)

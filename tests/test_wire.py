@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpmon.model import Counters, Outcome, Reading, Step, TopToken
+from mtpmon.model import Counters, Outcome, Reading, TopToken
 from mtpmon.wire import (
     WireError,
     assemble,
@@ -346,7 +346,8 @@ def test_a_captured_stream_is_put_together(build: str) -> None:
     assert found.stream.resolved
     assert sum(s.drafted for s in found.stream.steps) == 23
     assert sum(s.kept for s in found.stream.steps) == 15
-    assert found.stream.steps[0] == Step(3, 1, pytest.approx(found.stream.steps[0].seconds))
+    first = found.stream.steps[0]
+    assert (first.drafted, first.kept) == (3, 1)
     assert found.positions[0].id == 300
     assert found.positions[0].top[0].id == 300
     assert found.positions[1].top == ()

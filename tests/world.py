@@ -159,10 +159,12 @@ class World:
         ), each
 
     def tally(self, kept: npt.NDArray[np.intp]) -> Tally:
+        """Counts of steps that all drafted in full."""
+        at_least = np.bincount(kept, minlength=self.longest + 1)[::-1].cumsum()[::-1]
         return Tally(
             drafts=float(len(kept)),
             draft_tokens=float(len(kept) * self.longest),
-            by_position=tuple(float((kept > place).sum()) for place in range(self.longest)),
+            by_position=tuple(at_least[1:].astype(float).tolist()),
         )
 
 

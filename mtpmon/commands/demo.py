@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS: Final = 0.5
 LINE_SECONDS: Final = 5.0
-ONCE_SECONDS: Final = 240.0
+ONCE_SECONDS: Final = 600.0
 
 SUMMARY: Final = "see it work: real servers, a small model, traffic and the daemon"
 DESCRIPTION: Final = f"""\

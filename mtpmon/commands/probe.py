@@ -300,7 +300,9 @@ def _remarks(document: ProbeDocument, server: ServerDocument) -> Iterator[str]:
         )
     yield from map(printable, server.refused_captures)
     baselines = {probe.baseline for probe in server.probes}
-    if Baseline.CAPTURE in baselines:
+    if server.report.tasks and not server.report.tasks[-1].acceptance.whole:
+        yield "it drafted nothing: see `mtpmon doctor`"
+    elif Baseline.CAPTURE in baselines:
         yield "compared with what it said without drafting, as captured: no speed-up"
     elif server.target_only_url is None and server.report.match is not None:
         yield "compared with itself, drafting switched off by request"
