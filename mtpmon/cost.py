@@ -58,7 +58,10 @@ class PlainSource(StrEnum):
 
 
 class PlainStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A plain step as it was measured once, while the server ran without drafting."""
+    """A plain step as it was measured once, while the server ran without drafting.
+
+    ``identity`` has no start tokens: the server has been started anew since.
+    """
 
     seconds: Bounded
     requests: int
@@ -161,12 +164,13 @@ def plain_step(requests: Sequence[Request], *, confidence: float) -> PlainStep |
     if len(levels) < FEWEST_PAIRS:
         return None
     used = [request for _, request in levels]
+    latest = max(used, key=_when).identity
     return PlainStep(
         seconds=_exp(robust_mean([level for level, _ in levels]), confidence),
         requests=len(used),
         unix_seconds=max(r.unix_seconds for r in used),
         context_tokens=_context(used),
-        identity=max(used, key=_when).identity,
+        identity=Identity(build=latest.build, model=latest.model),
     )
 
 
@@ -231,6 +235,24 @@ def step_costs(
         context_tokens=_context(used),
         identity=max(used, key=_when).identity,
     )
+
+
+def seconds_by_length(costs: StepCosts) -> dict[int, float]:
+    """The mean step by draft length, as far as it was measured; 0 is a plain one.
+
+    A plain step that is known from above only is left out.
+    """
+    found = {}
+    if costs.plain is not None and not costs.plain.source.flatters:
+        found[0] = costs.plain.seconds.value
+    shares = costs.mix.shares(costs.longest)
+    for length in costs.lengths:
+        rejected = math.fsum(
+            share * extra
+            for share, extra in zip(shares[: length.drafted], costs.rollback, strict=False)
+        )
+        found[length.drafted] = costs.step_seconds.value * (length.relative.value + rejected)
+    return found
 
 
 class _Steps(msgspec.Struct, frozen=True):
@@ -342,13 +364,13 @@ def _kinds(free: _Steps, longest: int) -> _Kinds:
     levels = group_medians(free.logs[kind == common], free.places[kind == common], requests)
     some = group_medians(free.logs, free.places, requests)
     levels = np.where(np.isnan(levels), some, levels)
-    by_kind = np.zeros(len(names))
-    for _ in range(POLISHES):
+    by_kind, change, rounds = np.zeros(len(names)), math.inf, 0
+    while change > POLISHED and rounds < POLISHES:
         before = by_kind
         by_kind = group_medians(free.logs - levels[free.places], kind, len(names))
         levels = group_medians(free.logs - by_kind[kind], free.places, requests)
-        if float(np.abs(by_kind - before).max()) < POLISHED:
-            break
+        change = float(np.abs(by_kind - before).max())
+        rounds += 1
     costs = np.exp(free.logs - levels[free.places])
     rollback, errors = _rollback(free, costs, longest)
     found = _Kinds(np.ones(longest + 1), rollback, errors)

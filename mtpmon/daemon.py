@@ -123,6 +123,7 @@ class Daemon:
             ConfigError: a key or certificate cannot be read, or the address is taken.
             ExceptionGroup: a fault of this program, in any task.
         """
+        watched: dict[str, _Watched] = {}
         try:
             await self._open_history()
             watched = await self._prepared(self._config)
@@ -138,7 +139,8 @@ class Daemon:
         finally:
             if self._history is not None:
                 await self._history.close()
-            await asyncio.gather(*(w.watcher.arms.close() for w in self._watched.values()))
+            left = {*watched.values(), *self._watched.values()}
+            await asyncio.gather(*(w.watcher.arms.close() for w in left))
         self._log.info("stopped")
 
     # --- what is watched ----------------------------------------------------------------

@@ -108,7 +108,7 @@ def best_depth(
     Args:
         tally: what its steps kept.
         costs: what steps cost on its server.
-        confidence: that all bounds hold at once.
+        confidence: that all bounds hold at once; that of each of the bounds of ``costs``.
         design_effect: variance of the mean kept length over that of independent steps.
         counts: kept lengths by prompt where these are known; used in its place.
         known: r of servers of this model that were set to other draft lengths.
@@ -121,7 +121,8 @@ def best_depth(
     present = costs.longest
     # Bonferroni: the luckiest of several guesses must not pass for certain.
     each = 1 - (1 - confidence) / present
-    paid = payoff(tally, costs, confidence=each, design_effect=design_effect)
+    costs = _at_confidence(costs, normal_quantile(each) / normal_quantile(confidence))
+    paid = payoff(tally, costs, confidence=each, design_effect=design_effect, counts=counts)
     speedup = paid.speedup.value if paid is not None else None
     usual = _mixed(_measured(costs.lengths[-1].relative, each), present, tally, costs)
 
@@ -202,6 +203,16 @@ def _percent(gain: float) -> str:
 def _expected(option: DepthOption) -> str:
     bounds = option.gain_bounds or Bounded(option.gain, option.gain, option.gain)
     return f"{_percent(option.gain)} ± {50 * (bounds.upper - bounds.lower):.0f} %"
+
+
+def _at_confidence(costs: StepCosts, wider: float) -> StepCosts:
+    """With bounds of r that are so many times as wide, on the log scale."""
+    if costs.plain is None:
+        return costs
+    ratio = costs.plain.ratio
+    lower, upper = (ratio.value * (x / ratio.value) ** wider for x in (ratio.lower, ratio.upper))
+    plain = msgspec.structs.replace(costs.plain, ratio=Bounded(ratio.value, lower, upper))
+    return msgspec.structs.replace(costs, plain=plain)
 
 
 def _length(tally: Tally, drafted: int) -> float:

@@ -65,7 +65,8 @@ def _target_only(facts: Facts) -> Iterator[Finding]:
 
 
 def _switchable(probe: ProbeResult | None) -> bool:
-    return probe is not None and probe.baseline is Baseline.SWITCH
+    # One that never drafts obeys any switch.
+    return probe is not None and probe.baseline is Baseline.SWITCH and not undrafted(probe)
 
 
 def _builds(ours: Props | None, theirs: Props | None) -> Iterator[Finding]:

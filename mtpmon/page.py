@@ -7,13 +7,23 @@ from importlib import resources
 from mtpmon import __version__
 from mtpmon.board import ServerSnapshot, Snapshot
 from mtpmon.markup import Html, h, together
-from mtpmon.pagelive import is_empty, live_traffic, prominent, why_no_acceptance
+from mtpmon.model import State
+from mtpmon.pagelive import (
+    answer,
+    answer_in_short,
+    is_empty,
+    live_traffic,
+    prominent,
+    verdict_of,
+    why_no_acceptance,
+)
 from mtpmon.pageprobes import in_short, probes
 from mtpmon.pagetext import (
     NO_DATA,
     PERCENT,
     SPACE,
     SPEED,
+    VERDICTS,
     bounded,
     count,
     duration,
@@ -22,6 +32,7 @@ from mtpmon.pagetext import (
     plural,
     state_words,
 )
+from mtpmon.verdict import Verdict
 
 _STATIC = resources.files("mtpmon") / "static"
 _STYLE = Html((_STATIC / "page.css").read_text("utf-8"))
@@ -83,13 +94,23 @@ def _header(snapshot: Snapshot) -> Html:
 
 
 def _summary(snapshot: Snapshot) -> str:
-    """``3 servers: 1 unreachable, 2 ready``, the worst first."""
+    """``3 servers: 1 unreachable, 1 ready, 1 MTP paying``, the worst first."""
     servers = plural(len(snapshot.servers), "server")
-    found = Counter(state_words(server.state) for server in snapshot.servers)
+    found = Counter(_in_a_word(server) for server in snapshot.servers)
     if len(found) <= 1:
-        return " ".join([servers, *(words.name for words in found)])
-    worst_first = sorted(found.items(), key=lambda item: _MOODS.index(item[0].mood))
-    return f"{servers}: " + ", ".join(f"{number} {words.name}" for words, number in worst_first)
+        return ": ".join([servers, *(name for _, name in found)])
+    return f"{servers}: " + ", ".join(
+        f"{number} {name}"
+        for (_, name), number in sorted(found.items(), key=lambda item: item[0][0])
+    )
+
+
+def _in_a_word(server: ServerSnapshot) -> tuple[int, str]:
+    """How bad it is, least first, and what to call it: its state, or the verdict if it is well."""
+    words, verdict = state_words(server.state), verdict_of(server)
+    if server.state is not State.READY or verdict is Verdict.NO_DATA:
+        return 2 * _MOODS.index(words.mood), words.name
+    return 2 * _MOODS.index(VERDICTS[verdict].mood) + 1, f"MTP {verdict.value}"
 
 
 def _main(snapshot: Snapshot, summary: str) -> Html:
@@ -115,7 +136,7 @@ def _main(snapshot: Snapshot, summary: str) -> Html:
 
 
 def _overview(snapshot: Snapshot, summary: str) -> Html:
-    columns = ("server", "acceptance", "decode speed", "speed-up by task")
+    columns = ("server", "is MTP paying?", "acceptance", "decode speed", "speed-up by task")
     rows = [
         _overview_row(server, f"s{place}", snapshot)
         for place, server in enumerate(snapshot.servers)
@@ -137,7 +158,7 @@ def _overview_row(server: ServerSnapshot, anchor: str, snapshot: Snapshot) -> Ht
     words = state_words(server.state)
     why = why_no_acceptance(server, figures, width, now=snapshot.unix_seconds)
     if is_empty(figures):
-        live = [h("td", h("i", why), colspan="2")]
+        live = [h("td", h("i", why)), h("td", h("i", NO_DATA))]
     else:
         window = h("small", f"in {duration(width)}") if figures.acceptance is not None else None
         doubt = h("small", "may be wrong") if server.distrust else None
@@ -149,6 +170,7 @@ def _overview_row(server: ServerSnapshot, anchor: str, snapshot: Snapshot) -> Ht
     return h(
         "tr",
         h("th", name, " ", h("b", words.name), scope="row", class_=f"state {words.mood}"),
+        answer_in_short(server, snapshot),
         *live,
         h("td", in_short(server)),
     )
@@ -174,6 +196,7 @@ def _server(server: ServerSnapshot, anchor: str, snapshot: Snapshot) -> Html:
         h("h2", server.name),
         h("p", h("span", words.name, class_=f"state {words.mood}"), since, class_="status"),
         todo,
+        answer(server, snapshot),
         _facts(server),
         h(
             "div",
@@ -227,6 +250,15 @@ def _facts(server: ServerSnapshot) -> Html:
 
 _TERMS = {
     "acceptance": "draft tokens that were kept, of all that were drafted; in brackets, its bounds",
+    "breakeven": "acceptance at which MTP neither gains nor loses, from what probes measured of"
+    " the step cost; the upright line on the bar of acceptance",
+    "points": "difference of two percentages: of acceptance and its breakeven",
+    "step cost": "a step that verifies a draft, in steps without MTP (plain steps)",
+    "modelled speed-up": "acceptance length over step cost, for users' own traffic",
+    "recommended, marginal, not recommended": "by the measured speed-up of a task, by limits in"
+    " the documentation; probably: its bounds reach into another grade",
+    "target's best, regret": "tokens given out that the target itself finds likeliest, and how"
+    " much likelier than the one given out it finds its best",
     "position 0, 1, …": "drafts that kept their first, second, … token",
     "acceptance length": "tokens that a drafting step yields on average, the target's own included",
     "draft coverage": "decode steps that drafted, of all",

@@ -1,24 +1,32 @@
-"""The part of the status page about users' traffic: windows side by side."""
+"""The part of the status page about users' traffic: is it paying, and windows side by side."""
 
 from collections.abc import Sequence
 
 from mtpmon.board import ServerSnapshot, Snapshot, Source
 from mtpmon.markup import Html, h, together
-from mtpmon.model import Outcome, State
+from mtpmon.model import Bounded, Outcome, State
 from mtpmon.pagetext import (
+    EXPIRIES,
     LENGTH,
     NO_DATA,
     PERCENT,
+    PLAIN_SOURCES,
+    POINTS,
     SPEED,
+    TIMES,
+    VERDICTS,
     bar,
     bounded,
     duration,
     figure,
+    moment,
     plural,
     reason_words,
     state_words,
 )
+from mtpmon.payoff import Payoff
 from mtpmon.trust import Reason
+from mtpmon.verdict import Verdict
 from mtpmon.window import TrafficFigures
 
 _NO_COUNTERS: dict[Source | None, str] = {
@@ -26,6 +34,155 @@ _NO_COUNTERS: dict[Source | None, str] = {
     Source.NONE: "This build does not count drafts, and no probe has drafted so far.",
 }
 _FIT_A_PHONE = 3  # windows; more have to scroll there, so the keyboard must reach them
+
+
+# --- is it paying? ------------------------------------------------------------------------
+
+
+def verdict_of(server: ServerSnapshot) -> Verdict:
+    """What is held of drafting now."""
+    standing = server.paying.verdict
+    return standing.verdict if standing is not None else Verdict.NO_DATA
+
+
+def answer(server: ServerSnapshot, snapshot: Snapshot) -> Html:
+    """The verdict with what it rests on, what to do, and what to doubt."""
+    verdict, paid = verdict_of(server), _deciding(server, snapshot)
+    words = VERDICTS[verdict]
+    if paid is None or verdict is Verdict.NO_DATA:
+        reason = why_no_verdict(server, snapshot)
+        said = h("p", "Is MTP paying? ", h("b", words.name), f": {reason}.", class_="said")
+    else:
+        margin = _margin(paid, "its breakeven of ", PERCENT.written(paid.breakeven.value))
+        end = _what_would_tell(paid) if paid.margin.lower <= 0 <= paid.margin.upper else "."
+        said = h("p", h("b", words.name), ": ", margin, end, class_="said")
+    return h(
+        "div",
+        said,
+        _grounds(server, snapshot),
+        *(h("p", note) for note in _notes(server, paid, now=snapshot.unix_seconds)),
+        class_=f"answer {words.mood}",
+    )
+
+
+def answer_in_short(server: ServerSnapshot, snapshot: Snapshot) -> Html:
+    """The verdict in one cell."""
+    verdict, paid = verdict_of(server), _deciding(server, snapshot)
+    if paid is None or verdict is Verdict.NO_DATA:
+        return h("td", h("i", why_no_verdict(server, snapshot) if server.windows else NO_DATA))
+    words = VERDICTS[verdict]
+    name = h("b", verdict.value, class_=f"mood {words.mood}")
+    side = "above" if paid.margin.value >= 0 else "below"
+    return h("td", name, " ", h("small", f"{POINTS.written(abs(paid.margin.value))} {side}"))
+
+
+def why_no_verdict(server: ServerSnapshot, snapshot: Snapshot) -> str:
+    """What a verdict lacks, in a few words."""
+    measured, width = server.measured, deciding_seconds(snapshot)
+    if not server.windows:
+        if server.state is not State.READY:
+            return state_words(server.state).name
+        return server.detail or "the last usable look is too long ago"
+    if server.source in _NO_COUNTERS:
+        return "this build does not count drafts"
+    if measured.costs is None:
+        if not server.probed:
+            return "no measured step cost, as this server is not probed"
+        if measured.expiry is not None:
+            why = EXPIRIES[measured.expiry]
+            return f"the measured step cost holds no more: {why}; probes measure it anew"
+        return "no measured step cost yet: probes need more time"
+    if measured.costs.plain is None:
+        return "no plain step to compare with: probes need a target-only server or a capture"
+    paid = _deciding(server, snapshot)
+    if paid is not None:
+        return f"only {plural(paid.drafts, 'draft')} in {duration(width)}, too few"
+    figures = server.windows.get("live", {}).get(width, TrafficFigures())
+    if figures.acceptance is not None:
+        return "acceptance by position is not counted"
+    return why_no_acceptance(server, figures, width, now=snapshot.unix_seconds)
+
+
+def deciding_seconds(snapshot: Snapshot) -> float:
+    """The width of the window that the verdict is over."""
+    return snapshot.windows_seconds[len(snapshot.windows_seconds) // 2]
+
+
+def _deciding(server: ServerSnapshot, snapshot: Snapshot) -> Payoff | None:
+    return server.paying.windows.get(deciding_seconds(snapshot))
+
+
+def _what_would_tell(paid: Payoff) -> str:
+    """What would narrow a margin whose bounds hold 0: the wider of its two parts decides."""
+    ours, theirs = paid.acceptance, paid.breakeven
+    traffic = ours.upper - ours.lower > theirs.upper - theirs.lower
+    return (
+        f", within its bounds on either side: more {'traffic' if traffic else 'probes'} would tell."
+    )
+
+
+def _margin(paid: Payoff, *breakeven: str) -> Html:
+    """``acceptance 78.3 % is 23.1 points (21.0–25.2) above …``."""
+    margin, side = paid.margin, "above "
+    if margin.value < 0:
+        margin, side = Bounded(-margin.value, -margin.upper, -margin.lower), "below "
+    acceptance = PERCENT.written(paid.acceptance.value)
+    return together(f"acceptance {acceptance} is ", bounded(margin, POINTS), " ", side, *breakeven)
+
+
+def _grounds(server: ServerSnapshot, snapshot: Snapshot) -> Html | None:
+    """Speed-up, step cost and advice, as far as they are known."""
+    costs, paid = server.measured.costs, _deciding(server, snapshot)
+    facts: list[tuple[str, Html | str]] = []
+    if paid is not None:
+        window = h("small", f"modelled, last {duration(deciding_seconds(snapshot))}")
+        speedup = together(bounded(paid.speedup, TIMES), " ", window)
+        facts.append(("speed-up of live traffic", speedup))
+    if costs is not None and costs.plain is not None:
+        source = h("small", PLAIN_SOURCES[costs.plain.source])
+        ratio = bounded(costs.plain.ratio, LENGTH)
+        facts.append(("step cost", together(ratio, " plain steps, ", source)))
+    if server.measured.advice_words is not None:
+        facts.append(("advice", server.measured.advice_words))
+    if not facts:
+        return None
+    return h("dl", *(h("div", h("dt", name), h("dd", value)) for name, value in facts))
+
+
+def _notes(server: ServerSnapshot, paid: Payoff | None, *, now: float) -> list[str]:
+    """What to know before believing it."""
+    notes: list[str] = []
+    standing, costs, off = (
+        server.paying.verdict,
+        server.measured.costs,
+        server.measured.disagreement,
+    )
+    if standing is not None and standing.leaning is not None:
+        since = ""
+        if standing.leaning_since_unix_seconds is not None:
+            since = f" since {moment(standing.leaning_since_unix_seconds, now=now)}"
+        notes.append(
+            f"It looks {standing.leaning.value}{since}; the verdict changes if that lasts."
+        )
+    if paid is not None and server.distrust:
+        notes.append("Acceptance may be wrong, and the verdict with it: see live traffic.")
+    if costs is not None and costs.plain is not None and costs.plain.source.flatters:
+        notes.append(
+            "The speed-up may be flattered: this plain step may cost up to"
+            f" {TIMES.written(costs.plain.excess)} a true one, which the bounds allow for."
+            " A target-only server would tell."
+        )
+    if off is not None and not off.lower <= 1 <= off.upper:
+        which = "lower" if off.value > 1 else "higher"
+        notes.append(
+            f"The cost model is off: pairs of probes measure a {which} speed-up, modelled over"
+            f" measured is {LENGTH.written(off.value)}"
+            f" ({LENGTH.bare(off.lower, 2)}–{LENGTH.bare(off.upper, 2)})."
+        )
+    return notes
+
+
+# --- windows ------------------------------------------------------------------------------
 
 
 def live_traffic(server: ServerSnapshot, snapshot: Snapshot) -> Html:
@@ -141,9 +298,11 @@ def _table(
     server: ServerSnapshot, windows: Sequence[tuple[float, TrafficFigures]], now: float
 ) -> Html:
     positions = max(len(figures.positions) for _, figures in windows)
+    paying = server.paying.windows
     labels = (
         "Acceptance",
         *(f"position {position}" for position in range(positions)),
+        *(("Breakeven", "Speed-up, modelled") if paying else ()),
         "Acceptance length",
         "Draft coverage",
         "Decode speed",
@@ -156,7 +315,10 @@ def _table(
         if is_empty(figures):
             rows[0].append(h("td", why, rowspan=str(len(rows)), class_="gap"))
             continue
-        for row, cell in zip(rows, _column(figures, positions, why), strict=True):
+        column = _column(figures, positions, why, paying.get(width))
+        if paying:
+            column[1 + positions : 1 + positions] = _worth(paying.get(width))
+        for row, cell in zip(rows, column, strict=True):
             row.append(cell)
     head = [
         h("th", "window", scope="col"),
@@ -165,8 +327,21 @@ def _table(
     return h("table", h("tr", *head), *(h("tr", *row) for row in rows), class_="live")
 
 
-def _column(figures: TrafficFigures, positions: int, missing: str) -> list[Html]:
-    """The cells of one window, in the order of the labels."""
+def _worth(paid: Payoff | None) -> list[Html]:
+    """Breakeven and speed-up of one window."""
+    if paid is None:
+        return [h("td", h("i", NO_DATA)), h("td", h("i", NO_DATA))]
+    out_of_reach = " out of reach" if paid.breakeven.value > 1 else None
+    return [
+        h("td", bounded(paid.breakeven, PERCENT), out_of_reach, class_="mark"),
+        h("td", bounded(paid.speedup, TIMES)),
+    ]
+
+
+def _column(
+    figures: TrafficFigures, positions: int, missing: str, paid: Payoff | None
+) -> list[Html]:
+    """The cells of one window, in the order of the labels, without those of what it is worth."""
     kept = [*figures.positions, *[None] * (positions - len(figures.positions))]
     evidence = h("i", NO_DATA)
     if figures.drafts is not None and figures.span_seconds is not None:
@@ -176,7 +351,7 @@ def _column(figures: TrafficFigures, positions: int, missing: str) -> list[Html]
         h(
             "td",
             bounded(figures.acceptance, PERCENT, missing),
-            style=bar(figures.acceptance),
+            style=bar(figures.acceptance, mark=paid.breakeven.value if paid is not None else None),
         ),
         *(
             h(

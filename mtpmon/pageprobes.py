@@ -1,19 +1,22 @@
 """The part of the status page about probes: speed by task, and whether output is the same."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from mtpmon.board import ServerSnapshot
+from mtpmon.compare import DivergenceKind
 from mtpmon.kld import KldSummary
 from mtpmon.markup import Html, h, together
 from mtpmon.model import ProbeOutcome
 from mtpmon.pagetext import (
+    GRADES,
     LENGTH,
     PERCENT,
     PLAIN_SPEED,
     PROBE_OUTCOMES,
     SPEED,
     TIMES,
+    VERDICTS,
     bar,
     bounded,
     count,
@@ -23,6 +26,8 @@ from mtpmon.pagetext import (
     plural,
 )
 from mtpmon.rolling import TaskFigures
+from mtpmon.suite import DEFAULT_VARIANT
+from mtpmon.verdict import Verdict
 
 # Speed-up bars run from half to three times, evenly in the logarithm.
 _SLOWEST, _FASTEST = 0.5, 3.0
@@ -30,6 +35,11 @@ _PLACES = {
     "next_token": "before any draft",
     "after_speculation": "after speculation",
     "teacher_forced": "teacher-forced",
+}
+_KINDS = {
+    DivergenceKind.TIE: "by a rounding tie",
+    DivergenceKind.REAL: "real",
+    DivergenceKind.UNKNOWN: "not known which",
 }
 
 
@@ -52,9 +62,9 @@ def in_short(server: ServerSnapshot) -> Html:
         return h("i", "not probed")
     if not figures.probes:
         return h("i", "no probe completed")
-    if not server.paired:
-        return h("i", "no target-only server")
     found = [task.speedup for task in figures.tasks.values() if task.speedup is not None]
+    if not server.paired and not found:
+        return h("i", "no target-only server")
     if len(found) < 2:
         speed = bounded(found[0] if found else None, TIMES, "too few pairs")
     else:
@@ -99,9 +109,7 @@ def _history(server: ServerSnapshot, *, now: float) -> Html:
 
 def _tasks(server: ServerSnapshot) -> Html:
     columns = ("task", "acceptance, length", "with MTP vs without", "speed-up, line at 1×")
-    rows = [
-        _task(name, task, paired=server.paired) for name, task in server.probe_figures.tasks.items()
-    ]
+    rows = [_task(name, task, server) for name, task in server.probe_figures.tasks.items()]
     return h("table", _head(columns), *rows, class_="tasks")
 
 
@@ -109,8 +117,9 @@ def _head(columns: Iterable[str]) -> Html:
     return h("tr", *(h("th", name, scope="col") for name in columns))
 
 
-def _task(name: str, task: TaskFigures, *, paired: bool) -> Html:
+def _task(name: str, task: TaskFigures, server: ServerSnapshot) -> Html:
     length = plain = None
+    paired = server.paired
     if task.acceptance_length is not None:
         length = h("small", figure(task.acceptance_length, LENGTH))
     if paired:
@@ -119,15 +128,40 @@ def _task(name: str, task: TaskFigures, *, paired: bool) -> Html:
     return h(
         "tr",
         h("th", name, " ", h("small", plural(task.probes, "probe")), scope="row"),
-        h("td", figure(task.acceptance, PERCENT), " ", length),
+        h("td", figure(task.acceptance, PERCENT), " ", length, " ", _verdict(name, server)),
         h("td", figure(task.tokens_per_second, SPEED), " ", plain),
         h(
             "td",
             bounded(task.speedup, TIMES, "too few pairs" if paired else "no target-only server"),
+            " ",
+            _grade(name, server),
             class_="slow" if slower else None,
             style=bar(task.speedup, speedup_place),
         ),
     )
+
+
+def _verdict(task: str, server: ServerSnapshot) -> Html | None:
+    """What acceptance would break even, and which side of it this task is on."""
+    standing, paid = server.measured.task_verdicts.get(task), server.measured.tasks.get(task)
+    if paid is None or standing is None:
+        return h("i", "breakeven not known") if server.measured.costs is not None else None
+    verdict = None
+    if standing.verdict is not Verdict.NO_DATA:
+        mood = VERDICTS[standing.verdict].mood
+        verdict = h("small", standing.verdict.value, class_=f"mood {mood}")
+    breakeven = h("small", f"breakeven {PERCENT.written(paid.breakeven.value)}")
+    return together(breakeven, " ", verdict)
+
+
+def _grade(task: str, server: ServerSnapshot) -> Html | None:
+    """The grade of the usual way to ask, which the other figures of the row are of."""
+    found = server.grades.get((task, DEFAULT_VARIANT.temperature, DEFAULT_VARIANT.thinking))
+    if found is None:
+        return None
+    words = GRADES[found.grade]
+    name = words.name if found.certain else f"probably {words.name}"
+    return h("small", name, class_=f"mood {words.mood}")
 
 
 def speedup_place(ratio: float) -> float:
@@ -138,7 +172,7 @@ def speedup_place(ratio: float) -> float:
 
 def _same_output(server: ServerSnapshot) -> Html:
     figures, totals = server.probe_figures, server.probe_totals
-    if not server.paired:
+    if not server.paired and not figures.kld and figures.exact_sequences is None:
         return together(
             h("h4", "Same output?"),
             h(
@@ -155,6 +189,10 @@ def _same_output(server: ServerSnapshot) -> Html:
     ]
     if figures.divergence_margin_nats is not None:
         facts.append(("gap at divergence", together(nats(figures.divergence_margin_nats), " nats")))
+    if figures.emitted_best is not None:
+        facts.append(("target's best", figure(figures.emitted_best, PERCENT)))
+    if figures.regret is not None:
+        facts.append(("regret", together(nats(figures.regret.mean_nats), " nats")))
     return together(
         h("h4", "Same output? ", h("small", f"last {plural(figures.probes, 'probe')}")),
         h("dl", *(h("div", h("dt", name), h("dd", value)) for name, value in facts), class_="same"),
@@ -163,9 +201,15 @@ def _same_output(server: ServerSnapshot) -> Html:
             "p",
             f"Positions so far: {count(totals.comparable)} comparable, {count(totals.missing)}"
             f" without log-probabilities, {count(totals.diverged)} after a divergence.",
+            _divergences(totals.divergence_kinds),
             class_="now",
         ),
     )
+
+
+def _divergences(kinds: Mapping[DivergenceKind, int]) -> str | None:
+    found = [f"{count(kinds[kind])} {name}" for kind, name in _KINDS.items() if kinds.get(kind)]
+    return f" First divergences: {', '.join(found)}." if found else None
 
 
 def _kld(kld: dict[str, KldSummary], *, missing: bool) -> Html:

@@ -5,13 +5,18 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from mtpmon.cost import PlainSource
+from mtpmon.grade import Grade
 from mtpmon.markup import Html, h, together
 from mtpmon.model import Bounded, Outcome, ProbeOutcome, State
+from mtpmon.request import Expiry
 from mtpmon.trust import Reason, known_build
+from mtpmon.verdict import Verdict
 
 NO_DATA = "no data"
 SPACE = "\N{NO-BREAK SPACE}"  # keeps a number and its unit on one line
 _THOUSANDS = "\N{NARROW NO-BREAK SPACE}"
+_MINUS = "\N{MINUS SIGN}"
 _NATS_DECIMALS = 6
 
 
@@ -25,13 +30,14 @@ class Unit:
     most: float = math.inf
 
     def bare(self, value: float, decimals: int) -> str:
-        return f"{value * self.factor:,.{decimals}f}".replace(",", _THOUSANDS)
+        rounded = round(value * self.factor, decimals) + 0.0  # what rounds to -0 is 0
+        return f"{rounded:,.{decimals}f}".replace(",", _THOUSANDS).replace("-", _MINUS)
 
     def written(self, value: float) -> str:
         """With its unit. What is not 0 (or not all) does not read as if it were."""
         decimals = self.decimals(value * self.factor)
         text, step = self.bare(value, decimals), 10.0**-decimals
-        if value > 0 and float(text.replace(_THOUSANDS, "")) == 0:
+        if value > 0 and round(value * self.factor, decimals) == 0:
             text = f"<{step:.{decimals}f}"
         elif value < self.most and text == self.bare(self.most, decimals):
             text = f">{self.most * self.factor - step:.{decimals}f}"
@@ -45,6 +51,7 @@ def _three_digits(value: float) -> int:
 
 
 PERCENT = Unit(SPACE + "%", lambda _: 1, factor=100, most=1.0)
+POINTS = Unit(SPACE + "points", lambda _: 1, factor=100)
 SPEED = Unit(SPACE + "tok/s", _three_digits)
 PLAIN_SPEED = Unit("", _three_digits)
 LENGTH = Unit("", lambda _: 2)
@@ -67,20 +74,29 @@ def bounded(value: Bounded | None, unit: Unit, missing: str = NO_DATA) -> Html:
         return together(written)
     decimals = unit.decimals(value.value * unit.factor)
     lower, upper = unit.bare(value.lower, decimals), unit.bare(value.upper, decimals)
-    return together(written, " ", h("small", f"({lower}–{upper})"))
+    between = f"{SPACE}to{SPACE}" if lower.startswith(_MINUS) else "–"
+    return together(written, " ", h("small", f"({lower}{between}{upper})"))
 
 
-def bar(value: Bounded | None, place: Callable[[float], float] = lambda share: share) -> str | None:
+def bar(
+    value: Bounded | None,
+    place: Callable[[float], float] = lambda share: share,
+    *,
+    mark: float | None = None,
+) -> str | None:
     """The style of a cell that draws a value and its bounds under its text.
 
     Args:
         value: what to draw.
         place: where on the bar a number is, 0 to 1.
+        mark: another number to mark on it, if it has a place there.
     """
     if value is None or not all(map(math.isfinite, (value.value, value.lower, value.upper))):
         return None
     lower, middle, upper = map(place, (value.lower, value.value, value.upper))
-    return f"--l:{lower:.1%};--v:{middle:.1%};--u:{upper:.1%}"
+    style = f"--l:{lower:.1%};--v:{middle:.1%};--u:{upper:.1%}"
+    marked = place(mark) if mark is not None else -1.0
+    return f"{style};--b:{marked:.1%}" if 0 <= marked <= 1 else style
 
 
 def count(value: float) -> str:
@@ -189,6 +205,31 @@ PROBE_OUTCOMES: dict[ProbeOutcome, str] = {
     ProbeOutcome.BASELINE_DRAFTED: "target-only server drafted",
     ProbeOutcome.TIMEOUT: "out of time",
     ProbeOutcome.FAILED: "failed",
+}
+
+
+VERDICTS: dict[Verdict, StateWords] = {
+    Verdict.PAYING: StateWords("good", "MTP is paying"),
+    Verdict.COSTING: StateWords("bad", "MTP is costing"),
+    Verdict.UNDECIDED: StateWords("calm", "MTP is undecided"),
+    Verdict.NO_DATA: StateWords("calm", "no data"),
+}
+GRADES: dict[Grade, StateWords] = {
+    Grade.RECOMMENDED: StateWords("good", "recommended"),
+    Grade.MARGINAL: StateWords("calm", "marginal"),
+    Grade.NOT_RECOMMENDED: StateWords("bad", "not recommended"),
+}
+PLAIN_SOURCES: dict[PlainSource, str] = {
+    PlainSource.PAIR: "from the target-only server",
+    PlainSource.CAPTURE: "from what was captured without drafting",
+    PlainSource.SWITCH: "from this server with drafting switched off by request",
+    PlainSource.UNDRAFTED: "from steps of this server that drafted nothing",
+}
+EXPIRIES: dict[Expiry, str] = {
+    Expiry.OLD: "it is too old",
+    Expiry.RESTARTED: "the server has restarted since",
+    Expiry.BUILD_CHANGED: "the build has changed since",
+    Expiry.MODEL_CHANGED: "the model has changed since",
 }
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from mtpmon.cost import AgainstPlain, PlainSource, StepCosts
 from mtpmon.model import Bounded
 from mtpmon.request import Request, kept_by_prompt, tally_of_requests
-from mtpmon.spread import Array, clustered_error, normal_quantile, robust_mean
+from mtpmon.spread import Array, Counts, clustered_error, normal_quantile, robust_mean
 from mtpmon.tally import Tally, tally_of_steps
 from mtpmon.window import FEW_DRAFTS, kept_length_offsets
 
@@ -50,22 +50,28 @@ class Payoff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def payoff(
-    tally: Tally, costs: StepCosts, *, confidence: float, design_effect: float = 1.0
+    tally: Tally,
+    costs: StepCosts,
+    *,
+    confidence: float,
+    design_effect: float = 1.0,
+    counts: Counts | None = None,
 ) -> Payoff | None:
-    """What drafting brings on traffic whose requests are not known apart, such as users'.
+    """What drafting brings on some traffic.
 
     Args:
         tally: what its steps kept.
         costs: what steps cost on its server.
         confidence: of the bounds, and of those of ``costs``.
         design_effect: variance of the mean kept length over that of independent steps.
+        counts: kept lengths by prompt or request, where these are known; used in its place.
 
     Returns:
         ``None`` without a plain step to compare with.
     """
     z = normal_quantile(confidence)
 
-    def sampling(values: Array) -> tuple[float, float]:
+    def by_step(values: Array) -> tuple[float, float]:
         shares = np.array(tally.shares(len(values) - 1))
         spread = float(shares @ (values - shares @ values) ** 2)
         effective = tally.drafts / design_effect
@@ -83,7 +89,29 @@ def payoff(
         steepest = float(np.max(np.abs(np.diff(values))))
         return below * steepest, above * steepest
 
-    return _payoff(tally, costs, sampling, z)
+    def by_request(values: Array) -> tuple[float, float]:
+        half = clustered_error(counts or (), values).half_width(confidence)
+        return half, half
+
+    sampling = by_step if counts is None else by_request
+    if costs.plain is None:
+        return None
+    best = _at(tally, costs, costs.plain, sampling, z)
+    if costs.plain.excess == 1.0:
+        return best
+    dearer = msgspec.structs.replace(
+        costs.plain,
+        ratio=_scaled(costs.plain.ratio, costs.plain.excess),
+        undrafted_ratio=costs.plain.undrafted_ratio * costs.plain.excess,
+    )
+    worst = _at(tally, costs, dearer, sampling, z)
+    return msgspec.structs.replace(
+        best,
+        step_ratio=Bounded(best.step_ratio.value, best.step_ratio.lower, worst.step_ratio.upper),
+        breakeven=Bounded(best.breakeven.value, best.breakeven.lower, worst.breakeven.upper),
+        speedup=Bounded(best.speedup.value, worst.speedup.lower, best.speedup.upper),
+        margin=Bounded(best.margin.value, worst.margin.lower, best.margin.upper),
+    )
 
 
 def probe_payoff(
@@ -103,12 +131,7 @@ def probe_payoff(
     tally = tally_of_requests(requests)
     if tally is None or len(counts) < FEWEST_PROMPTS:
         return None
-
-    def sampling(values: Array) -> tuple[float, float]:
-        half = clustered_error(counts, values).half_width(confidence)
-        return half, half
-
-    return _payoff(tally, costs, sampling, normal_quantile(confidence))
+    return payoff(tally, costs, confidence=confidence, counts=counts)
 
 
 def disagreement(
@@ -164,28 +187,6 @@ def step_ratios(tally: Tally, costs: StepCosts, plain: AgainstPlain) -> Array:
     )
     relative: Array = 1.0 + wide - usually_wide + rejection - usual
     return plain.ratio.value * np.maximum(relative, LEAST_STEP)
-
-
-def _payoff(tally: Tally, costs: StepCosts, sampling: Sampling, z: float) -> Payoff | None:
-    """Bounds from both ends of what a plain step may be."""
-    if costs.plain is None:
-        return None
-    best = _at(tally, costs, costs.plain, sampling, z)
-    if costs.plain.excess == 1.0:
-        return best
-    dearer = msgspec.structs.replace(
-        costs.plain,
-        ratio=_scaled(costs.plain.ratio, costs.plain.excess),
-        undrafted_ratio=costs.plain.undrafted_ratio * costs.plain.excess,
-    )
-    worst = _at(tally, costs, dearer, sampling, z)
-    return msgspec.structs.replace(
-        best,
-        step_ratio=Bounded(best.step_ratio.value, best.step_ratio.lower, worst.step_ratio.upper),
-        breakeven=Bounded(best.breakeven.value, best.breakeven.lower, worst.breakeven.upper),
-        speedup=Bounded(best.speedup.value, worst.speedup.lower, best.speedup.upper),
-        margin=Bounded(best.margin.value, worst.margin.lower, best.margin.upper),
-    )
 
 
 def _at(

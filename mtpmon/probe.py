@@ -141,6 +141,9 @@ async def probe(
                     " it without --spec-type, or point target_only_url at one that is",
                 )
             other, baseline = None, Baseline.SINGLE
+        if baseline is Baseline.SWITCH and not speculating.timings.draft_tokens:
+            # With nothing drafted either way, the switch has shown nothing.
+            other, baseline = None, Baseline.SINGLE
         entry = None
         if baseline is Baseline.CAPTURE:
             entry = recorded(captures.baseline, prompt, ids)
@@ -176,10 +179,20 @@ class _Asking:
     async def baseline(self, request: Request, kind: Baseline) -> Completion | None:
         """The same without drafting, if there is a way."""
         if kind is Baseline.PAIR and self.arms.target_only is not None:
-            return await self._generate(self.arms.target_only, request, _ignore)
+            return await self._target(self.arms.target_only, request)
         if kind is Baseline.SWITCH:
             return await self.watched({**request, **SWITCH_OFF})
         return None
+
+    async def _target(self, client: LlamaClient, request: Request) -> Completion:
+        """Ask the target-only server; a failure says that it was this one."""
+        try:
+            return await self._generate(client, request, _ignore)
+        except RequestFailed as failed:
+            detail = f"target-only server: {failed.detail}"
+            raise RequestFailed(failed.outcome, detail) from failed
+        except WireError as error:
+            raise WireError(f"target-only server: {error}") from error
 
     async def forced(
         self,
@@ -201,7 +214,7 @@ class _Asking:
             one = _one_more(request, ids, said[:index])
             known = _known_top(captured, said[:index])
             if self.arms.target_only is not None:
-                target = await self._generate(self.arms.target_only, one, _ignore)
+                target = await self._target(self.arms.target_only, one)
                 speculating = _first_top(await self.watched(one))
             elif known:
                 speculating = _first_top(await self.watched(one))

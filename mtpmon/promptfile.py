@@ -20,9 +20,9 @@ from mtpmon.configread import (
     Scalar,
     ScalarKind,
     Section,
-    is_null,
     parse_tree,
 )
+from mtpmon.configread import Mapping as Table
 from mtpmon.suite import Prompt
 
 MAX_PROMPT_CHARACTERS = 100_000
@@ -35,7 +35,7 @@ class Prose(ScalarKind):
     title = "text"
     placeholder = ""
     limits = f"1 to {MAX_PROMPT_CHARACTERS} characters"
-    advice = f"write {limits} of text, after >- or |- if it has more than one line"
+    advice = f"write {limits}, after >- or |- if they are many"
 
     def scalar(self, node: Scalar) -> str:
         """Take text that has something in it."""
@@ -77,10 +77,10 @@ def parse_prompts(text: str, *, source: str, taken: Mapping[str, str]) -> tuple[
         raise ConfigError(source, error.problems) from error.__cause__
     reader = Reader(Path())
     file: _File = _SCHEMA.placeholder
-    if root is None or is_null(root):
-        reader.refuse("", Position(), "is empty", "write task: and prompts:")
-    else:
+    if isinstance(root, Table):
         file = reader.value(_SCHEMA, root, "", file)
+    else:
+        reader.refuse("", Position(), "holds no prompts", "write the keys task: and prompts:")
     reader.cross_check(_findings(file, taken))
     if reader.problems:
         raise ConfigError(source, reader.problems)

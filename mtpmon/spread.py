@@ -144,27 +144,27 @@ def clustered_error(counts: Counts, influence: Sequence[float] | Array) -> Locat
 
     Args:
         counts: a histogram for each request, at least two of them with steps.
-        influence: for each kept length, what a step that kept it adds to the mean.
+        influence: for each kept length, what a step that kept it adds to the mean; longer
+            ones add as much as the last.
 
     Raises:
         ValueError: fewer than two requests have steps.
     """
-    table = _table(counts)
+    table = _table(counts, len(influence))
     sizes = table.sum(axis=1)
     table = table[sizes > 0]
     requests, steps = len(table), float(sizes.sum())
     if requests < 2:
         raise ValueError("a spread needs two requests")
-    values = np.zeros(table.shape[1])
-    values[: len(influence)] = influence
+    values = np.pad(np.asarray(influence), (0, table.shape[1] - len(influence)), mode="edge")
     mean = float(table.sum(axis=0) @ values) / steps
     squares = float(np.sum((table @ (values - mean)) ** 2))
     return Location(mean, math.sqrt(squares * requests / (requests - 1)) / steps, requests - 1)
 
 
-def _table(counts: Counts) -> Array:
+def _table(counts: Counts, least_width: int = 1) -> Array:
     """Histograms, padded to one length."""
-    table = np.zeros((len(counts), max((len(c) for c in counts), default=1)))
+    table = np.zeros((len(counts), max([least_width, *map(len, counts)])))
     for row, each in zip(table, counts, strict=True):
         row[: len(each)] = each
     return table

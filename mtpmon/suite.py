@@ -311,7 +311,7 @@ _AFTER: Final = (
 def deep_text(prompt: Prompt, sentences: int) -> str:
     """Returns a prompt's text after so many sentences of something else.
 
-    They are ordinary English of 15 to 20 words, the same for a prompt each time; fewer are a
+    They are ordinary English of some 22 words, the same for a prompt each time; fewer are a
     beginning of more.
     """
     if sentences == 0:

@@ -17,6 +17,7 @@ from mtpmon.model import Completion, ProbeOutcome, ProbeResult, Step
 from mtpmon.steps import accepted_by_position
 
 REPLACEMENT: Final = "\ufffd"
+FEWEST_TOKENS: Final = 16
 NGRAM: Final = 4
 SHORTEST_TAIL: Final = 24  # tokens; of fewer it cannot be told whether they repeat for ever
 REPETITIONS: Final = 4
@@ -42,8 +43,13 @@ FATAL: Final = (Validator.EMPTY_REPLY, Validator.WRONG_LENGTH)
 
 
 def empty_reply(completion: Completion) -> bool:
-    """Whether there is no text in the answer."""
-    return not _text(completion).strip()
+    """Whether there is no text in the answer: white space at most.
+
+    Of an answer of fewer than `FEWEST_TOKENS` nothing is said: it may be the line feeds that
+    the real one begins with.
+    """
+    enough = completion.timings.generated_tokens >= FEWEST_TOKENS
+    return enough and not _text(completion).strip()
 
 
 def wrong_length(completion: Completion, *, tokens: int) -> bool:

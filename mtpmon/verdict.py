@@ -98,6 +98,6 @@ def _shown(before: Verdict, margin: Bounded | None, steps: float, rules: Verdict
 
 
 def _is_clear(margin: Bounded | None) -> bool:
-    if margin is None:
-        return False
-    return max(margin.lower, -margin.upper) > (margin.upper - margin.lower) / 2
+    return (
+        margin is not None and max(margin.lower, -margin.upper) > (margin.upper - margin.lower) / 2
+    )

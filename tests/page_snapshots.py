@@ -5,6 +5,9 @@ from typing import Any
 import msgspec
 
 from mtpmon.board import ProbeTotals, ServerSnapshot, Snapshot, Source
+from mtpmon.compare import DivergenceKind
+from mtpmon.cost import AgainstPlain, PlainSource, StepCosts
+from mtpmon.grade import GradeRules, grade
 from mtpmon.kld import KldSummary
 from mtpmon.model import (
     Amount,
@@ -17,12 +20,76 @@ from mtpmon.model import (
     State,
     Usage,
 )
+from mtpmon.payoff import Payoff
+from mtpmon.request import Identity
 from mtpmon.rolling import ProbeFigures, TaskFigures
+from mtpmon.tally import Tally
 from mtpmon.trust import Reason
+from mtpmon.verdict import Standing, Verdict
 from mtpmon.window import TrafficFigures
+from mtpmon.worth import Measured, Paying
 
 NOW = 1_795_965_727.0  # 2026-11-29 15:22:07 UTC
 WINDOWS = (60.0, 300.0, 3600.0)
+
+WORTH_OF = Tally(drafts=1000.0, draft_tokens=3000.0, by_position=(920.0, 780.0, 650.0))
+
+
+def payoff(acceptance: float, half: float, breakeven: float, **changes: Any) -> Payoff:
+    """What drafting brings at such an acceptance; the cost adds half as much uncertainty."""
+    margin, length, ratio = acceptance - breakeven, 1 + 3 * acceptance, 1 + 3 * breakeven
+    paid = Payoff(
+        drafts=1482.0,
+        source=PlainSource.PAIR,
+        acceptance=Bounded(acceptance, acceptance - half, acceptance + half),
+        acceptance_length=Bounded(length, length - 3 * half, length + 3 * half),
+        step_ratio=Bounded(ratio, ratio - half, ratio + half),
+        speedup=speedup(length / ratio, half),
+        breakeven=Bounded(breakeven, breakeven - half / 2, breakeven + half / 2),
+        margin=Bounded(margin, margin - 1.1 * half, margin + 1.1 * half),
+    )
+    return msgspec.structs.replace(paid, **changes)
+
+
+def costs(source: PlainSource = PlainSource.PAIR, excess: float = 1.0) -> StepCosts:
+    """Steps that cost 2.66 plain ones."""
+    return StepCosts(
+        plain=AgainstPlain(
+            source=source,
+            ratio=Bounded(2.656, 2.631, 2.681),
+            excess=excess,
+            seconds=Bounded(0.0333, 0.0331, 0.0335),
+            undrafted_ratio=1.05,
+            pairs=256,
+        ),
+        step_seconds=Bounded(0.0884, 0.0881, 0.0887),
+        longest=3,
+        lengths=(),
+        cut=(),
+        startup=None,
+        rollback=(0.0, 0.0, 0.0),
+        rollback_errors=(0.0, 0.0, 0.0),
+        mix=WORTH_OF,
+        requests=512,
+        first_unix_seconds=NOW - 80_000,
+        last_unix_seconds=NOW - 49,
+        context_tokens=(40, 640),
+        identity=Identity(),
+    )
+
+
+def paying(
+    verdict: Verdict, acceptance: float = 0.783, half: float = 0.019, breakeven: float = 0.552
+) -> Paying:
+    """A verdict, and a payoff in each window."""
+    return Paying(
+        windows={
+            width: payoff(acceptance, half * scale, breakeven)
+            for width, scale in zip(WINDOWS, (2.6, 1.0, 0.3), strict=True)
+        },
+        verdict=Standing(verdict, NOW - 9_000),
+    )
+
 
 NO_PROBES = ProbeTotals(
     outcomes={},
@@ -117,6 +184,27 @@ TASKS = {
     "creative": task(0.472, 27.14, 30.07),
 }
 
+MEASURED = Measured(
+    costs=costs(),
+    design_effect=1.6,
+    disagreement=Bounded(1.01, 0.98, 1.04),
+    tasks={name: payoff(found.acceptance or 0.0, 0.03, 0.552) for name, found in TASKS.items()},
+    task_verdicts={
+        "code": Standing(Verdict.PAYING, NOW - 9_000),
+        "factual": Standing(Verdict.PAYING, NOW - 9_000),
+        "analysis": Standing(Verdict.UNDECIDED, NOW - 9_000),
+        "essay": Standing(Verdict.NO_DATA, NOW - 9_000),
+        "creative": Standing(Verdict.COSTING, NOW - 9_000),
+    },
+    advice_words="keep --spec-draft-n-max 3; 4 is worth a try: +4 % by extrapolation,"
+    " which nothing here has measured",
+)
+GRADES = {
+    (name, 0.0, None): grade(found.speedup, GradeRules())
+    for name, found in TASKS.items()
+    if found.speedup is not None
+}
+
 PROBE_FIGURES = ProbeFigures(
     probes=256,
     tasks=TASKS,
@@ -141,7 +229,26 @@ PROBE_FIGURES = ProbeFigures(
             p99_nats=0.011,
             max_nats=0.073,
         ),
+        "teacher_forced": KldSummary(
+            positions=9_216,
+            mean_nats=0.00087,
+            standard_error_nats=0.00007,
+            p50_nats=0.0003,
+            p95_nats=0.0031,
+            p99_nats=0.009,
+            max_nats=0.051,
+        ),
     },
+    regret=KldSummary(
+        positions=9_216,
+        mean_nats=0.00041,
+        standard_error_nats=0.00008,
+        p50_nats=0.0,
+        p95_nats=0.0,
+        p99_nats=0.011,
+        max_nats=0.062,
+    ),
+    emitted_best=0.9964,
     kld_coverage=0.9941,
     top1_agreement=0.9987,
     divergence_margin_nats=0.031,
@@ -205,7 +312,11 @@ def ready(**changes: Any) -> ServerSnapshot:
             comparable=71_204,
             missing=24,
             diverged=1_911,
+            divergence_kinds={DivergenceKind.TIE: 41, DivergenceKind.REAL: 2},
         ),
+        measured=MEASURED,
+        paying=paying(Verdict.PAYING),
+        grades=GRADES,
         probe_figures=PROBE_FIGURES,
         probe_succeeded=True,
         last_success_unix_seconds=NOW - 49,
@@ -235,6 +346,9 @@ def idle(**changes: Any) -> ServerSnapshot:
             NO_PROBES, outcomes={ProbeOutcome.COMPLETED: 88, ProbeOutcome.SKIPPED_BUSY: 3}
         ),
         probe_figures=ProbeFigures(probes=88, tasks=unpaired),
+        measured=Measured(costs=msgspec.structs.replace(costs(), plain=None)),
+        paying=Paying(verdict=Standing(Verdict.NO_DATA, NOW - 9_000)),
+        grades={},
     )
     return msgspec.structs.replace(server, **changes)
 
@@ -266,6 +380,7 @@ def unreachable(**changes: Any) -> ServerSnapshot:
         counters=None,
         windows={},
         waiting_seconds=None,
+        paying=Paying(),
         probe_succeeded=False,
     )
     return msgspec.structs.replace(server, **changes)
@@ -297,6 +412,9 @@ def doubtful(**changes: Any) -> ServerSnapshot:
     return msgspec.structs.replace(server, **changes)
 
 
+VERDICTS = (*[Verdict.PAYING] * 4, *[Verdict.UNDECIDED] * 2, Verdict.COSTING)
+
+
 def twelve() -> Snapshot:
     """A dozen servers, most of them well."""
     names = ("coder-a", "coder-b", "coder-c", "chat-eu", "chat-us", "chat-asia", "rag")
@@ -310,6 +428,7 @@ def twelve() -> Snapshot:
                 }
             },
             waiting_seconds=0.0,
+            paying=paying(VERDICTS[place], 0.81 - 0.035 * place, 0.03, 0.64),
         )
         for place, name in enumerate(names)
     ]

@@ -22,7 +22,6 @@ PURE = (
     "rest",
     "student",
     "window",
-    "promptfile",
     "validate",
     "tally",
     "spread",

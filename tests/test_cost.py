@@ -16,6 +16,7 @@ from mtpmon.cost import (
     StepCosts,
     expired,
     plain_step,
+    seconds_by_length,
     step_costs,
 )
 from mtpmon.model import Bounded, Step
@@ -78,6 +79,22 @@ def test_without_noise_every_cost_is_exact() -> None:
         1: pytest.approx(1.35 + 0.1 + 2 * 0.1, abs=0.01),
         2: pytest.approx(1.6 + 0.1 + 0.1, abs=0.01),
     }
+
+
+def test_seconds_by_length_are_mean_steps() -> None:
+    """A plain one, and one of three tokens with its share of rejections."""
+    costs = measured(pairs(ROLLING))
+    found = seconds_by_length(costs)
+    assert found == {
+        0: pytest.approx(0.02),
+        3: pytest.approx(0.02 * seen_ratio(ROLLING, costs), rel=1e-3),
+    }
+
+
+def test_a_plain_step_that_flatters_is_not_passed_off_as_one() -> None:
+    """An undrafted step of the speculating server has no place among them."""
+    alone = [r for r in pairs(QUIET) if r.arm == "speculating"]
+    assert list(seconds_by_length(measured(alone))) == [3]
 
 
 def test_costs_say_what_they_rest_on() -> None:
@@ -279,13 +296,20 @@ def test_a_capture_carries_its_own_scatter_into_the_bounds() -> None:
 
 
 def test_a_capture_tells_where_it_comes_from() -> None:
-    """Requests, time, context and identity."""
-    plain = captured()
+    """Requests, time, context, build and model; the process is another by now."""
+    identity = Identity(build="b", model="m", start_token="s")
+    requests = [
+        msgspec.structs.replace(r, identity=identity)
+        for r in pairs(QUIET, 10)
+        if r.arm == "target_only"
+    ]
+    plain = plain_step(requests, confidence=0.95)
+    assert plain is not None
     assert plain.seconds.value == pytest.approx(0.02)
     assert plain.requests == 10
     assert plain.unix_seconds == 901.0
     assert plain.context_tokens == (164, 164)
-    assert plain.identity == Identity()
+    assert plain.identity == Identity(build="b", model="m")
 
 
 def test_a_capture_of_a_drafting_server_is_refused() -> None:
@@ -402,8 +426,8 @@ def test_few_rejections_say_nothing_of_their_cost() -> None:
     """A head that is nearly always right."""
     sure = replace(ROLLING, conditional=(0.9999, 0.9999, 0.9999))
     costs = measured(pairs(sure, 4))
-    assert costs.rollback == (0, 0, 0)
-    assert costs.rollback_errors == (0, 0, 0)
+    assert list(costs.rollback) == [0, 0, 0]
+    assert list(costs.rollback_errors) == [0, 0, 0]
 
 
 def test_start_up_and_cut_steps_need_five_requests() -> None:

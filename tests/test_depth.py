@@ -14,7 +14,7 @@ from mtpmon.cost import PlainSource, StepCosts, step_costs
 from mtpmon.depth import DepthAdvice, DepthOption, best_depth, expected_speedups, in_words
 from mtpmon.model import Bounded
 from mtpmon.request import Request, kept_by_prompt
-from mtpmon.spread import Location
+from mtpmon.spread import Location, normal_quantile
 from mtpmon.tally import Tally
 from tests.costs import against, step_costs_of
 from tests.world import World
@@ -177,8 +177,8 @@ def test_a_cut_draft_bounds_the_cost_from_above() -> None:
     assert msgspec.structs.astuple(found) == pytest.approx(
         msgspec.structs.astuple(bounds(advice(TALLY, line()), 2))
     )
-    found = advice(TALLY, cheap, curvature=0.0)
-    assert option(found, 2).gain == pytest.approx(1.8 / 1.9 / 0.7 - 1)
+    capped = advice(TALLY, cheap, curvature=0.0)
+    assert option(capped, 2).gain == pytest.approx(1.8 / 1.9 / 0.7 - 1)
 
 
 def test_part_of_the_start_up_is_taken_for_planning() -> None:
@@ -220,7 +220,9 @@ def test_r_measured_at_another_setting_is_used() -> None:
     assert option(found, 3).gain == 0
     sampled = bounds(advice(TALLY, line(), curvature=0.0), 1)
     sampling = math.log(sampled.upper + 1) - math.log(sampled.value + 1)
-    above = math.hypot(sampling, math.hypot(math.log(1.3 / 1.2), math.log(2.1 / 2.0)))
+    wider = normal_quantile(1 - 0.05 / 3) / normal_quantile(0.95)
+    ours = wider * math.log(2.1 / 2.0)
+    above = math.hypot(sampling, math.hypot(math.log(1.3 / 1.2), ours))
     assert math.log(bounds(found, 1).upper + 1) == pytest.approx(
         math.log(bounds(found, 1).value + 1) + above
     )

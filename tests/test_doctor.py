@@ -442,6 +442,13 @@ def test_server_that_drafts_on_request_only() -> None:
     assert the(facts, "measured", "speed-up").level == "ok"
 
 
+def test_server_that_never_drafts_proves_no_switch() -> None:
+    """That nothing is drafted on request says nothing where nothing is drafted anyway."""
+    plain = completion(None, None)
+    probe = probed(speculating=plain, target_only=plain, baseline=Baseline.SWITCH)
+    assert the(replace(ALONE, probe=probe), "target_only", "nothing to compare")
+
+
 def test_asking_about_single_tokens_needs_no_twin() -> None:
     """Without a twin the target can still be asked what it thinks of emitted tokens."""
     token = ForcedToken(index=7, logprob=-0.1, rank=0, regret_nats=0.0)

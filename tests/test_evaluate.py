@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mtpmon.evaluate import KEPT_TOPS, Pair, evaluate, usage_of
 from mtpmon.forced import Forced
@@ -22,8 +23,9 @@ from mtpmon.model import (
     StepStream,
     Timings,
     TopToken,
+    Variant,
 )
-from mtpmon.rolling import paired_speedup, rolling
+from mtpmon.rolling import matrix, paired_speedup, rolling, task_figures
 from mtpmon.student import student_t_quantile
 from mtpmon.suite import Prompt
 
@@ -206,6 +208,56 @@ def test_a_forced_list_that_is_no_distribution_is_left_out() -> None:
     )
     assert found.teacher_forced == ()
     assert len(found.forced) == 1
+
+
+# --- variants ---
+
+SAMPLED = Variant(temperature=0.8)
+
+
+def test_sampled_answers_are_not_compared() -> None:
+    """They differ without any fault: only the distributions after the prompt are compared."""
+    p, q = tops(0.5, 0.5), tops(0.9, 0.1)
+    ours = completion((Position(0, "a", p), Position(1, "b", q)))
+    theirs = completion((Position(7, "z", q), Position(8, "y", p)))
+    pair = Pair(ours, theirs, (), Baseline.PAIR)
+    found = evaluate(pair, PROMPT, variant=SAMPLED, server="a", unix_seconds=5, duration_seconds=2)
+    assert found.variant == SAMPLED
+    assert found.comparison is None
+    assert found.after_speculation == ()
+    assert found.next_token is not None
+    assert found.next_token.nats > 0.1
+    assert found.positions == PositionKinds(comparable=1, missing=0, diverged=0)
+    figures = rolling([found], confidence=0.95)
+    assert (figures.exact_sequences, figures.token_match) == (None, None)
+    assert set(figures.kld) == {"next_token"}
+
+
+def test_figures_by_task_are_about_the_default_variant() -> None:
+    """Other ways to ask do not move them; answers of all greedy ones are compared."""
+    deep = replace(pair(9, 1), variant=Variant(depth_tokens=4096))
+    hot = replace(pair(9, 1, "essay"), variant=SAMPLED, comparison=None)
+    found = rolling([pair(1, 1), deep, hot], confidence=0.95)
+    assert set(found.tasks) == {"code"}
+    assert found.tasks["code"] == task_figures([pair(1, 1)], confidence=0.95)
+    assert found.probes == 3
+    assert found.exact_sequences is not None
+
+
+def test_the_matrix_has_a_cell_for_each_way_to_ask() -> None:
+    """By task, temperature and thinking; deep contexts and failures are in none."""
+    hot = replace(pair(2, 1), variant=SAMPLED)
+    thinking = replace(pair(1, 1, "essay"), variant=Variant(thinking=True))
+    deep = replace(pair(9, 1), variant=Variant(depth_tokens=4096))
+    failed = replace(hot, outcome=ProbeOutcome.FAILED)
+    found = matrix([pair(1, 1), hot, hot, thinking, deep, failed], confidence=0.95)
+    assert {cell: figures.probes for cell, figures in found.items()} == {
+        ("code", 0.0, None): 1,
+        ("code", 0.8, None): 2,
+        ("essay", 0.0, True): 1,
+    }
+    assert found["code", 0.8, None].tokens_per_second == 1.25
+    assert matrix([], confidence=0.95) == {}
 
 
 # --- rolling ---

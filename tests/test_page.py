@@ -11,6 +11,8 @@ import pytest
 
 from mtpmon import __version__
 from mtpmon.board import ServerSnapshot, Snapshot, Source
+from mtpmon.cost import PlainSource
+from mtpmon.grade import Grade
 from mtpmon.kld import KldSummary
 from mtpmon.markup import Html, h, together
 from mtpmon.model import (
@@ -26,11 +28,15 @@ from mtpmon.model import (
 from mtpmon.page import render_page
 from mtpmon.pageprobes import speedup_place
 from mtpmon.pagetext import (
+    EXPIRIES,
+    GRADES,
     LENGTH,
     PERCENT,
+    PLAIN_SOURCES,
     PROBE_OUTCOMES,
     SPEED,
     TIMES,
+    VERDICTS,
     Unit,
     bar,
     bounded,
@@ -41,21 +47,28 @@ from mtpmon.pagetext import (
     outcome_words,
     state_words,
 )
+from mtpmon.request import Expiry
 from mtpmon.rolling import ProbeFigures
 from mtpmon.trust import Reason
+from mtpmon.verdict import Standing, Verdict
 from mtpmon.window import TrafficFigures
+from mtpmon.worth import Measured, Paying
 from tests.page_snapshots import (
     MARKUP,
+    MEASURED,
     NO_PROBES,
     NO_TRAFFIC,
     NOW,
     PROBE_FIGURES,
     TASKS,
     WINDOWS,
+    costs,
     doubtful,
     figures,
     hostile,
     idle,
+    paying,
+    payoff,
     ready,
     sleeping,
     snapshot,
@@ -194,8 +207,8 @@ def test_what_servers_say_is_escaped() -> None:
 
 
 def test_the_page_of_twelve_servers_is_small() -> None:
-    """Twelve servers in the states they come in take less than 60 kB."""
-    assert len(render_page(twelve()).encode()) < 60_000
+    """Twelve servers in the states they come in take less than 75 kB."""
+    assert len(render_page(twelve()).encode()) < 75_000
 
 
 def test_rendering_is_quick() -> None:
@@ -223,11 +236,18 @@ def test_header_says_which_mtpmon_and_when() -> None:
 @pytest.mark.parametrize(
     ("shown", "title"),
     [
-        (snapshot(ready()), "mtpmon: 1 server ready"),
-        (snapshot(ready(), ready(name="b")), "mtpmon: 2 servers ready"),
+        (snapshot(ready()), "mtpmon: 1 server: MTP paying"),
+        (snapshot(idle(), idle(name="b")), "mtpmon: 2 servers: ready"),
         (
             snapshot(ready(), unreachable(), sleeping()),
-            "mtpmon: 3 servers: 1 unreachable, 1 sleeping, 1 ready",
+            "mtpmon: 3 servers: 1 unreachable, 1 sleeping, 1 MTP paying",
+        ),
+        (
+            twelve(),
+            (
+                "mtpmon: 12 servers: 1 unreachable, 1 key refused, 1 MTP costing, 1 sleeping,"
+                " 1 not looked at yet, 2 MTP undecided, 1 ready, 4 MTP paying"
+            ),
         ),
         (snapshot(), "mtpmon: 0 servers"),
     ],
@@ -248,8 +268,13 @@ def test_overview_is_for_several_servers() -> None:
     """One server needs no overview; with more, each row leads to its server."""
     assert "speed-up by task" not in read(ready())
     reader = Reader(render_page(snapshot(ready(), idle())))
-    assert "qwen-coder ready 75.1 % (69.3–80.9) in 1 m 45.2 tok/s (43.9–45.3)" in reader.text
-    assert "mistral-chat ready 55.2 % (52.1–58.3) in 1 h" in reader.text
+    assert (
+        "qwen-coder ready paying 23.1 points above 75.1 % (69.3–80.9) in 1 m 45.2 tok/s (43.9–45.3)"
+    ) in reader.text
+    assert (
+        "mistral-chat ready no plain step to compare with: probes need a target-only server or a"
+        " capture 55.2 % (52.1–58.3) in 1 h"
+    ) in reader.text
     assert {"#s0", "#s1"} <= {a["href"] for a in reader.named("a")}
 
 
@@ -258,7 +283,11 @@ def test_overview_is_for_several_servers() -> None:
     [
         ({}, "0.90–1.65× 96.1 % exact"),
         ({"probed": False}, "not probed"),
-        ({"paired": False}, "no target-only server"),
+        ({"paired": False}, "0.90–1.65× 96.1 % exact"),
+        (
+            {"paired": False, "probe_figures": idle().probe_figures},
+            "no target-only server",
+        ),
         ({"probe_figures": ProbeFigures()}, "no probe completed"),
         (
             {"probe_figures": ProbeFigures(probes=9, tasks={"code": TASKS["code"]})},
@@ -337,6 +366,160 @@ def test_trouble_with_counters_is_counted() -> None:
     assert "held back" not in read(ready())
 
 
+# --- is it paying? ------------------------------------------------------------------------
+
+
+def said(server: ServerSnapshot) -> str:
+    """What stands between the state and the facts."""
+    return read(server).split(" ago) ", 1)[1].split(" model Qwen")[0]
+
+
+def test_the_verdict_comes_first() -> None:
+    """In words, with the margin, what it rests on and what to do."""
+    assert said(ready()) == (
+        "MTP is paying : acceptance 78.3 % is 23.1 points (21.0–25.2) above its breakeven of"
+        " 55.2 %. speed-up of live traffic 1.26× (1.24–1.28) modelled, last 5 m step cost 2.66"
+        " (2.63–2.68) plain steps, from the target-only server advice keep --spec-draft-n-max 3;"
+        " 4 is worth a try: +4 % by extrapolation, which nothing here has measured"
+    )
+
+
+@pytest.mark.parametrize(
+    ("paid", "words"),
+    [
+        (
+            paying(Verdict.COSTING, 0.412),
+            "MTP is costing : acceptance 41.2 % is 14.0 points (11.9–16.1) below its breakeven",
+        ),
+        (
+            paying(Verdict.UNDECIDED, 0.56),
+            (
+                "MTP is undecided : acceptance 56.0 % is 0.8 points (−1.3 to 2.9) above its"
+                " breakeven of 55.2 %, within its bounds on either side: more traffic would tell."
+            ),
+        ),
+        (
+            Paying(
+                windows={
+                    300.0: replace(payoff(0.56, 0.02, 0.552), breakeven=Bounded(0.552, 0.5, 0.6)),
+                },
+                verdict=Standing(Verdict.UNDECIDED, NOW),
+            ),
+            "on either side: more probes would tell.",
+        ),
+    ],
+)
+def test_each_verdict_is_said_with_its_margin(paid: Paying, words: str) -> None:
+    """Which side of breakeven, and what would tell where that is open."""
+    assert words in said(ready(paying=paid))
+
+
+NO_VERDICT = Paying(verdict=Standing(Verdict.NO_DATA, NOW))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"windows": {"live": dict.fromkeys(WINDOWS, NO_TRAFFIC)}}, "no traffic in 5 m."),
+        ({}, "acceptance by position is not counted."),
+        ({"measured": Measured()}, "no measured step cost yet: probes need more time."),
+        (
+            {"measured": Measured(expiry=Expiry.BUILD_CHANGED)},
+            (
+                "the measured step cost holds no more: the build has changed since; probes measure"
+                " it anew."
+            ),
+        ),
+        (
+            {"measured": Measured(), "probed": False},
+            "no measured step cost, as this server is not probed.",
+        ),
+        (
+            {"measured": Measured(costs=replace(costs(), plain=None))},
+            "no plain step to compare with: probes need a target-only server or a capture.",
+        ),
+        ({"source": Source.NONE}, "this build does not count drafts."),
+        ({"windows": {}}, "the last usable look is too long ago."),
+        ({"windows": {}, "state": State.LOADING}, "loading."),
+        (
+            {"paying": replace(NO_VERDICT, windows={300.0: payoff(0.8, 0.1, 0.5, drafts=34.0)})},
+            "only 34 drafts in 5 m, too few.",
+        ),
+    ],
+)
+def test_no_verdict_has_a_reason(changes: dict[str, object], words: str) -> None:
+    """What is missing, in words."""
+    asked = f"Is MTP paying? no data : {words}"
+    assert asked in read(ready(**{"paying": NO_VERDICT, **changes}))
+
+
+@pytest.mark.parametrize("expiry", Expiry)
+def test_every_expiry_has_words(expiry: Expiry) -> None:
+    """Each reason why a cost holds no more is explained."""
+    assert EXPIRIES[expiry] in read(ready(paying=NO_VERDICT, measured=Measured(expiry=expiry)))
+
+
+@pytest.mark.parametrize("source", PlainSource)
+def test_where_the_plain_step_comes_from_is_said(source: PlainSource) -> None:
+    """And that it flatters, where it does."""
+    text = said(ready(measured=replace(MEASURED, costs=costs(source, 1.3))))
+    assert PLAIN_SOURCES[source] in text
+    assert ("speed-up may be flattered: this plain step may cost up to 1.30×" in text) is (
+        source.flatters
+    )
+
+
+def test_everything_has_words() -> None:
+    """Verdicts and grades are closed sets."""
+    assert (set(VERDICTS), set(GRADES)) == (set(Verdict), set(Grade))
+
+
+@pytest.mark.parametrize(
+    ("off", "words"),
+    [
+        (
+            Bounded(1.08, 1.03, 1.13),
+            (
+                "The cost model is off: pairs of probes measure a lower speed-up, modelled over"
+                " measured is 1.08 (1.03–1.13)."
+            ),
+        ),
+        (Bounded(0.92, 0.89, 0.96), "pairs of probes measure a higher speed-up"),
+    ],
+)
+def test_a_model_that_is_off_is_said(off: Bounded, words: str) -> None:
+    """Only if its bounds exclude 1."""
+    assert words in said(ready(measured=replace(MEASURED, disagreement=off)))
+    assert "model is off" not in said(ready())
+
+
+@pytest.mark.parametrize(
+    ("since", "when"), [(NOW - 60, " since 15:21:07 UTC (1 m ago)"), (None, "")]
+)
+def test_a_verdict_about_to_change_is_said(since: float | None, when: str) -> None:
+    """With what it looks like, and since when if that is known."""
+    leaning = Standing(Verdict.PAYING, NOW - 900, Verdict.COSTING, since)
+    text = said(ready(paying=replace(paying(Verdict.PAYING, 0.5), verdict=leaning)))
+    assert f"It looks costing{when}; the verdict changes if that lasts." in text
+
+
+def test_a_verdict_from_doubtful_counters_is_doubtful() -> None:
+    """Doubts are said where the verdict is."""
+    assert "Acceptance may be wrong, and the verdict with it: see live traffic." in said(doubtful())
+
+
+def test_breakeven_is_marked_and_written() -> None:
+    """In each window; one that cannot be reached has no place on the bar."""
+    text = read(ready())
+    assert "Breakeven 55.2 % (52.7–57.7) 55.2 % (54.3–56.1) 55.2 % (54.9–55.5)" in text
+    assert "Speed-up, modelled 1.26× (1.20–1.32) 1.26×" in text
+    beyond = ready(paying=paying(Verdict.COSTING, 0.783, 0.02, 1.12))
+    assert "112.0 % (109.4–114.6) out of reach" in read(beyond)
+    assert "--b:" not in render_page(snapshot(beyond)).split("<body>")[1]
+    some = ready(paying=Paying(windows={300.0: payoff(0.8, 0.02, 0.5)}))
+    assert "Breakeven no data 50.0 % (49.0–51.0) no data" in read(some)
+
+
 # --- live traffic -------------------------------------------------------------------------
 
 
@@ -362,7 +545,7 @@ def test_bars_are_where_the_numbers_are() -> None:
     styles = [
         a["style"] for a in Reader(render_page(snapshot(ready()))).named("td") if "style" in a
     ]
-    assert styles[0] == "--l:69.3%;--v:75.1%;--u:80.9%"
+    assert styles[0] == "--l:69.3%;--v:75.1%;--u:80.9%;--b:55.2%"
     assert styles[3] == "--v:88.6%"
     assert styles[-1] == "--l:30.8%;--v:33.0%;--u:35.2%"
 
@@ -470,9 +653,9 @@ def test_missing_acceptance_has_a_reason(usage: Usage | None, words: str) -> Non
     assert "Draft coverage no data no data 98.4 %" in text
     assert "Throughput 1 234 tok/s" in text
     assert "Measured over no data no data 1 482 drafts" in text
-    assert f"qwen-coder ready {words} 20.0 tok/s (19.0–21.0)" in read(
-        ready(live=usage, windows=live(some, some, some)), idle()
-    )
+    unjudged = ready(live=usage, windows=live(some, some, some), paying=Paying())
+    row = read(unjudged, idle()).split("mistral-chat")[0]
+    assert f"qwen-coder ready {words} {words} 20.0 tok/s (19.0–21.0)" in row
 
 
 @pytest.mark.parametrize(
@@ -532,8 +715,21 @@ def test_many_windows_can_be_reached() -> None:
 def test_probes_by_task() -> None:
     """Each task has acceptance, length, the speed of both arms and the speed-up with bounds."""
     text = read(ready())
-    assert "code 51 probes 82.3 % 3.47 49.7 tok/s vs 30.1 1.65× (1.59–1.72)" in text
-    assert "creative 51 probes 47.2 % 2.42 27.1 tok/s vs 30.1 0.90× (0.87–0.94)" in text
+    assert (
+        "code 51 probes 82.3 % 3.47 breakeven 55.2 % paying 49.7 tok/s vs 30.1"
+        " 1.65× (1.59–1.72) recommended"
+    ) in text
+    assert (
+        "essay 51 probes 55.8 % 2.67 breakeven 55.2 % 31.9 tok/s vs 30.1"
+        " 1.06× (0.96–1.18) probably marginal"
+    ) in text
+    assert (
+        "creative 51 probes 47.2 % 2.42 breakeven 55.2 % costing 27.1 tok/s vs 30.1"
+        " 0.90× (0.87–0.94) not recommended"
+    ) in text
+    without = read(ready(measured=replace(MEASURED, tasks={"factual": MEASURED.tasks["factual"]})))
+    assert "82.3 % 3.47 breakeven not known 49.7 tok/s" in without
+    assert "82.3 % 3.47 49.7 tok/s" in read(ready(measured=Measured()))
 
 
 def test_tasks_that_are_surely_slower_stand_out() -> None:
@@ -544,7 +740,7 @@ def test_tasks_that_are_surely_slower_stand_out() -> None:
 def test_probes_without_a_second_server() -> None:
     """Without a target-only server there is no speed-up, and what to configure is said."""
     text = read(idle())
-    assert "code 51 probes 82.3 % 49.7 tok/s no target-only server" in text
+    assert "code 51 probes 82.3 % breakeven not known 49.7 tok/s no target-only server" in text
     assert "Same output? No data: to compare output and speed, give target_only_url" in text
 
 
@@ -552,7 +748,7 @@ def test_few_pairs_give_no_speedup() -> None:
     """A task with fewer pairs than a spread needs says so; an arm without a speed has no data."""
     task = replace(TASKS["code"], probes=1, speedup=None, target_only_tokens_per_second=None)
     text = read(ready(probe_figures=ProbeFigures(probes=1, tasks={"code": task})))
-    assert "code 1 probe 82.3 % 3.47 49.7 tok/s vs no data too few pairs" in text
+    assert "82.3 % 3.47 breakeven 55.2 % paying 49.7 tok/s vs no data too few pairs" in text
 
 
 def test_same_output_figures() -> None:
@@ -565,6 +761,10 @@ def test_same_output_figures() -> None:
         "top-1 agreement 99.9 %",
         "KLD coverage 99.4 %",
         "gap at divergence 0.031 nats",
+        "target's best 99.6 %",
+        "regret 0.00041 nats",
+        "teacher-forced 0.00087 ± 0.00007 0.0031 0.051 9 216",
+        "First divergences: 41 by a rounding tie, 2 real.",
         "KLD, nats mean ± se p95 max positions",
         "before any draft 0.000021 ± 0.000003 0.000081 0.00031 256",
         "after speculation 0.00114 ± 0.00009 0.0040 0.073 14 930",
@@ -584,10 +784,24 @@ def test_kld_of_one_position_has_no_error() -> None:
         p99_nats=0.25,
         max_nats=0.25,
     )
-    found = replace(PROBE_FIGURES, kld={"some_place": one}, divergence_margin_nats=None)
-    text = read(ready(probe_figures=found))
+    found = replace(
+        PROBE_FIGURES,
+        kld={"some_place": one},
+        divergence_margin_nats=None,
+        regret=None,
+        emitted_best=None,
+    )
+    text = read(ready(probe_figures=found, probe_totals=NO_PROBES))
     assert "some place 0.25 0.25 0.25 1" in text
-    assert "gap at divergence 0" not in text
+    for absent in ("gap at divergence 0", "target's best 9", "regret 0", "First divergences"):
+        assert absent not in text
+
+
+def test_output_is_compared_without_a_second_server_too() -> None:
+    """What was compared otherwise, such as with a capture, is shown."""
+    text = read(ready(paired=False))
+    assert "exact sequences 96.1 %" in text
+    assert "give target_only_url" not in text
 
 
 @pytest.mark.parametrize(

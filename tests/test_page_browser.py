@@ -196,7 +196,7 @@ async def test_page_refreshes_itself(browser: Browser) -> None:
         site.shown = snapshot(unreachable(), ready(), unix_seconds=NOW + 5)
         await tab.until("document.querySelector('main').innerText.includes('Connection refused')")
         assert await tab.run("document.getElementById('now').dateTime") == "2026-11-29T15:22:12Z"
-        assert await tab.run("document.title") == "mtpmon: 2 servers: 1 unreachable, 1 ready"
+        assert await tab.run("document.title") == "mtpmon: 2 servers: 1 unreachable, 1 MTP paying"
         assert tab.errors == []
 
 

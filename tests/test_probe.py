@@ -5,12 +5,13 @@ import math
 import time
 from collections.abc import Callable
 
+import pytest
 from aiohttp import web
 
 from mtpmon.client import LlamaClient
 from mtpmon.evaluate import Pair, evaluate
 from mtpmon.model import Baseline, ProbeResult, TopToken, Usage
-from mtpmon.probe import Arms, Books, ProbeSettings, probe
+from mtpmon.probe import Arms, Books, ProbeFailed, ProbeSettings, probe
 from mtpmon.suite import Prompt
 from tests.far_end import FakeLlama
 
@@ -122,6 +123,25 @@ async def test_a_switch_that_is_ignored_is_none() -> None:
     assert pair.baseline is Baseline.SINGLE
     assert pair.target_only is None
     assert len(pair.forced) == 4
+
+
+async def test_a_switch_on_a_server_that_never_drafts_shows_nothing() -> None:
+    """Nothing drafted with it, nothing drafted without it."""
+    pair = await probed(Scripted(drafts=False), baseline=Baseline.SWITCH)
+    assert pair.baseline is Baseline.SINGLE
+    assert pair.target_only is None
+
+
+async def test_a_failure_of_the_twin_says_so() -> None:
+    """Two servers, one detail."""
+    twin = Scripted()
+    twin.status = {"/completion": 500}
+    with pytest.raises(ProbeFailed, match="target-only server: HTTP 500"):
+        await probed(Scripted(), twin, baseline=Baseline.PAIR)
+    broken = Scripted()
+    broken._answer_of = lambda tokens, drafts: []  # type: ignore[method-assign]
+    with pytest.raises(ProbeFailed, match=r"target-only server: .* without its final chunk"):
+        await probed(Scripted(), broken, baseline=Baseline.PAIR)
 
 
 async def test_a_single_server_is_its_own_target() -> None:

@@ -188,6 +188,12 @@ def test_clusters_of_one_step_are_independent_steps() -> None:
     assert found.error == pytest.approx(statistics.stdev(values) / math.sqrt(6))
 
 
+def test_kept_lengths_without_an_influence_of_their_own_have_the_last_one() -> None:
+    """And influences of lengths that nothing kept do not matter."""
+    counts = [[1, 2, 3], [2, 1, 1]]
+    assert clustered_error(counts, [0.0, 1.0]) == clustered_error(counts, [0.0, 1.0, 1.0, 7.0])
+
+
 def test_one_request_shows_no_spread_between_requests() -> None:
     """An empty second one does not count."""
     with pytest.raises(ValueError, match="two requests"):

@@ -176,6 +176,7 @@ def test_the_default_variant_is_always_there() -> None:
     assert found[0] == DEFAULT_VARIANT
 
 
+@settings(deadline=None)
 @given(st.integers(0, SEEDS - 1), st.integers(0, 10**12))
 def test_a_seed_is_never_random(seed: int, draw: int) -> None:
     """Neighbouring draws differ, and none is the value that llama-server takes for random."""
@@ -296,7 +297,7 @@ def test_filler_is_natural_and_the_same_each_time() -> None:
     sentences = filler.split(". ")
     assert len(sentences) == 60
     assert len(set(sentences)) == 60
-    assert all(10 <= len(sentence.split()) <= 25 for sentence in sentences)
+    assert all(15 <= len(sentence.split()) <= 32 for sentence in sentences)
 
 
 def test_prompts_have_filler_of_their_own() -> None:
@@ -305,6 +306,7 @@ def test_prompts_have_filler_of_their_own() -> None:
     assert deep_text(one, 5).split("\n\n")[1] != deep_text(two, 5).split("\n\n")[1]
 
 
+@settings(deadline=None)
 @given(st.integers(-(10**6), 10**6), st.integers(1, 100), st.integers(0, 10**5))
 def test_filler_is_no_longer_than_wanted(wanted: int, sentences: int, tokens: int) -> None:
     """At the length of the sample, a number of sentences that fits, and the largest such."""

@@ -28,7 +28,7 @@ def test_a_tally_of_steps_counts_them() -> None:
     """Three drafting, one plain; by position and as a histogram."""
     found = tally_of_steps([Step(3, 3, 0.1), Step(3, 1, 0.1), Step(2, 0, 0.1), Step(0, 0, 0.1)])
     assert found == Tally(drafts=3, draft_tokens=8, by_position=(2, 1, 1), undrafted=1)
-    assert found.histogram == (1, 1, 0, 1)
+    assert list(found.histogram) == [1, 1, 0, 1]
     assert found.kept == pytest.approx(4 / 3)
     assert found.width == pytest.approx(8 / 3)
 

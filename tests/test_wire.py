@@ -20,6 +20,7 @@ from mtpmon.wire import (
     parse_props,
     parse_tokens,
     reading,
+    template_request,
 )
 from tests.captures import BUILDS, events, http, raw
 
@@ -316,6 +317,25 @@ def test_missing_tokens_are_refused(body: bytes) -> None:
     """Ids are integers, and there is at least one."""
     with pytest.raises(WireError, match="no token ids"):
         parse_tokens(body)
+
+
+def test_a_message_goes_to_the_template() -> None:
+    """With a switch for thinking only where it is asked for; a router's model is named."""
+    message = {"messages": [{"role": "user", "content": "hi"}]}
+    assert template_request("hi") == message
+    assert template_request("hi", model="m") == {"model": "m", **message}
+    for thinking in (True, False):
+        assert template_request("hi", thinking=thinking) == {
+            **message,
+            "chat_template_kwargs": {"enable_thinking": thinking},
+        }
+
+
+def test_a_sampled_request_has_its_temperature_and_seed() -> None:
+    """All else stays as in a greedy one."""
+    greedy = completion_request([1], tokens=8, top_logprobs=4, seed=3)
+    sampled = completion_request([1], tokens=8, top_logprobs=4, seed=7, temperature=0.8)
+    assert sampled == {**greedy, "temperature": 0.8, "seed": 7}
 
 
 def test_the_request_is_greedy_and_shows_every_step() -> None:
