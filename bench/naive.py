@@ -3,7 +3,9 @@
     python bench/naive.py
 
 Takes about two minutes. Prints a Markdown table for the build at hand. Where the variable
-MTPMON_LLAMA_SERVER_OLD names a build without speculative counters, that one is asked too. The naive exporter does what a first attempt would: it divides differences of counters as they
+MTPMON_LLAMA_SERVER_OLD names a build without speculative counters, that one is asked too.
+
+The naive exporter does what a first attempt would: it divides differences of counters as they
 are printed, passes gauges on, and says 0 where nothing moved.
 """
 

@@ -257,7 +257,8 @@ class ServerBoard:
         if result.outcome is not ProbeOutcome.COMPLETED:
             return
         self._roll()
-        self._evidence.append((result, self._identity()))
+        if result.variant.depth_tokens == 0:  # deep contexts have costs of their own
+            self._evidence.append((result, self._identity()))
         self._measure(result.unix_seconds)
         if result.positions is not None:
             self._comparable += result.positions.comparable

@@ -374,7 +374,11 @@ def _kinds(free: _Steps, longest: int) -> _Kinds:
     costs = np.exp(free.logs - levels[free.places])
     rollback, errors = _rollback(free, costs, longest)
     found = _Kinds(np.ones(longest + 1), rollback, errors)
-    base = group_medians(costs - found.rejection(free), free.drafted, longest + 1)
+    taken = group_medians(costs, free.drafted, longest + 1)
+    # What rejection is thought to add may be more than the few steps of a short draft took.
+    base = np.maximum(
+        group_medians(costs - found.rejection(free), free.drafted, longest + 1), taken / 4
+    )
     mean = float(_Kinds(base, rollback, errors).cost(free).mean())
     return _Kinds(base / mean, rollback / mean, errors / mean)
 

@@ -28,7 +28,7 @@ from mtpmon.payoff import payoff
 from mtpmon.spread import Array, Counts, Location, clustered_error, normal_quantile
 from mtpmon.tally import Tally
 
-CURVATURE = 0.2
+CURVATURE = 0.22
 LEAST_GAIN = 0.02
 
 

@@ -93,9 +93,10 @@ def evaluate(
 ) -> ProbeResult:
     """Compare the arms of a completed probe. Pure.
 
-    Of sampled answers only the distributions after the prompt are compared: the arms draw
-    from the same distributions, but spend their random numbers differently, so their
-    sequences differ without any fault, and what comes later follows different prefixes.
+    Of sampled answers only the distributions after the prompt are compared. Both arms draw
+    from the same distributions with the same seed, but a server that drafts may spend its
+    random numbers otherwise: the sequences may differ without any fault, and what comes
+    later then follows different prefixes.
 
     Distributions are used here and then let go, except at the first divergence: a few
     hundred results with 64 log-probabilities per token would be hundreds of megabytes.

@@ -134,8 +134,8 @@ def variants(
 ) -> tuple[Variant, ...]:
     """Returns every combination, each once, after the default variant.
 
-    The default one always is among them: sequences of a sampled answer differ without any
-    fault, so without greedy probes nothing could be said of what drafting does to answers.
+    The default one always is among them: sampled sequences may differ without any fault, so
+    without greedy probes nothing could be said of what drafting does to answers.
     """
     combined = (
         Variant(temperature=temperature, thinking=thought, depth_tokens=depth)

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from mtpmon.model import Completion, ProbeOutcome, ProbeResult, Step
+from mtpmon.model import Baseline, Completion, ProbeOutcome, ProbeResult, Step
 from mtpmon.steps import accepted_by_position
 
 REPLACEMENT: Final = "\ufffd"
@@ -127,7 +127,8 @@ def validated(result: ProbeResult, *, tokens: int) -> ProbeResult:
     flags = [name for name, fails in _OF_THE_TEXT.items() if fails(ours)]
     result = replace(result, invalid=tuple(name.value for name in (*fatal, *flags)))
     detail = _complaint("the server", ours, fatal, tokens)
-    if not detail and theirs is not None:
+    # A captured answer was made for a length of its own: both are compared as far as they go.
+    if not detail and theirs is not None and result.baseline is not Baseline.CAPTURE:
         detail = _complaint("the target-only arm", theirs, _fatal(theirs, tokens), tokens)
     return replace(result, outcome=ProbeOutcome.FAILED, detail=detail) if detail else result
 

@@ -26,6 +26,7 @@ from mtpmon.model import Amount, Bounded, Usage
 # Accepted tokens are summed from exact positions, except on servers without them.
 _RATIO_COUNTS = ("drafts", "draft_tokens")
 _DECODE_COUNTS = ("generated_tokens", "generation_seconds")
+MOST_LEFT_OPEN = 0.1  # of a count; what is less is in the bounds
 FEW_DRAFTS = 40  # below this the normal approximation is not to be trusted
 
 
@@ -214,8 +215,9 @@ class _Spans:
         """Seconds and usage of the shortest window that is wide enough and resolved enough.
 
         Wide enough: as wide as asked for, or all there is. Resolved: of none of the counts
-        ``names`` is the rounding error above ``share``. ``None``: even all there is does
-        not resolve it.
+        ``names`` is the rounding error above ``share``, nor what requests of ours that were
+        cut off have left open above ``MOST_LEFT_OPEN``. ``None``: even all there is does not
+        resolve it.
         """
         return self._between(range(len(self._samples)), share, names)
 
@@ -250,7 +252,7 @@ class _Spans:
     def _is_resolved(self, name: str, start: int, end: int, share: float) -> bool:
         """As ``self._usage`` and a look at one count of it, but fast: windows search."""
         later, earlier = self._samples[end], self._samples[start]
-        value = error = 0.0
+        value = rounded = left_open = 0.0
         for sign, after, before in (
             (1, later.server, earlier.server),
             (-1, later.own, earlier.own),
@@ -259,8 +261,12 @@ class _Spans:
             if x is None or y is None:
                 return True
             value += sign * (x.value - y.value)
-            error += x.error + y.error + x.carried_error - y.carried_error
-        return bool(error <= share * abs(value))
+            rounded += x.error + y.error
+            if sign > 0:
+                rounded += x.carried_error - y.carried_error
+            else:
+                left_open += x.carried_error - y.carried_error
+        return bool(rounded <= share * abs(value) and left_open <= MOST_LEFT_OPEN * abs(value))
 
     def _between(
         self,

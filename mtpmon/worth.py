@@ -13,7 +13,7 @@ from mtpmon.cost import PlainStep, StepCosts, expired, step_costs
 from mtpmon.depth import DepthAdvice, best_depth, in_words
 from mtpmon.grade import Graded, GradeRules, grade
 from mtpmon.model import Bounded, ProbeResult, Usage
-from mtpmon.payoff import Payoff, disagreement, payoff, probe_payoff
+from mtpmon.payoff import FEWEST_PROMPTS, Payoff, disagreement, payoff, probe_payoff
 from mtpmon.request import (
     Expiry,
     Identity,
@@ -102,7 +102,13 @@ def measure(
         if (paid := _task_payoff(requests, task, costs, rules)) is not None
     }
     tally = tally_of_requests(requests) or costs.mix
-    advice = best_depth(tally, costs, confidence=rules.confidence, counts=counts)
+    advice = best_depth(
+        tally,
+        costs,
+        confidence=rules.confidence,
+        design_effect=design_effect(counts),
+        counts=counts if len(counts) >= FEWEST_PROMPTS else None,
+    )
     return Measured(
         costs=costs,
         design_effect=design_effect(counts),

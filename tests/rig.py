@@ -440,11 +440,13 @@ class Reader:
             held to what must be true of any.
         one_by_one: users' requests did not overlap, so that the figures of short windows can
             be checked too.
+        per_second: readings.
     """
 
     daemon: Daemon
     users: Mapping[str, Users] = field(default_factory=dict)
     one_by_one: bool = True
+    per_second: float = READINGS_PER_SECOND
     readings: list[Reading] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
@@ -466,7 +468,7 @@ class Reader:
         async with aiohttp.ClientSession() as session:
             while True:
                 await self._read(session)
-                due = max(due + 1 / READINGS_PER_SECOND, time.monotonic())
+                due = max(due + 1 / self.per_second, time.monotonic())
                 await asyncio.sleep(due - time.monotonic())
 
     async def _read(self, session: aiohttp.ClientSession) -> None:
@@ -641,10 +643,11 @@ async def read(
     *,
     path: Path | None = None,
     one_by_one: bool = True,
+    per_second: float = READINGS_PER_SECOND,
 ) -> AsyncIterator[Reader]:
     """A daemon whose every sample is checked until the block ends."""
     async with running(config, path=path) as daemon:
-        reader = Reader(daemon, users or {}, one_by_one=one_by_one)
+        reader = Reader(daemon, users or {}, one_by_one=one_by_one, per_second=per_second)
         reader.task = task = asyncio.create_task(reader.read_forever())
         try:
             yield reader

@@ -1,6 +1,7 @@
 """What the board makes of scrapes and probes."""
 
 import pytest
+from msgspec.structs import replace
 
 from mtpmon.board import Board, BoardSettings, ServerBoard, ServerSnapshot
 from mtpmon.model import (
@@ -263,6 +264,22 @@ def result(
         after_speculation=(divergence,),
         positions=PositionKinds(comparable=2, missing=5, diverged=1),
     )
+
+
+def test_answers_found_wanting_are_counted() -> None:
+    """By validator, of flagged probes as of failed ones; a flagged one still feeds figures."""
+    server = board()
+    server.probed(replace(result(), invalid=("repetition_loop", "invalid_utf8")))
+    server.probed(replace(result(ProbeOutcome.FAILED), invalid=("wrong_length",)))
+    server.probed(replace(result(), invalid=("repetition_loop",)))
+    server.probed(result())
+    found = seen(server, 0)
+    assert found.probe_totals.invalid == {
+        "repetition_loop": 2,
+        "invalid_utf8": 1,
+        "wrong_length": 1,
+    }
+    assert found.probe_figures.probes == 3
 
 
 def test_completed_probes_feed_the_figures() -> None:

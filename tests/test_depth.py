@@ -136,7 +136,7 @@ TALLY = Tally(drafts=10_000, draft_tokens=30_000, by_position=(6000.0, 2000.0, 1
 
 def test_the_line_bends_as_far_as_is_allowed() -> None:
     """A third of the way up: 0.2 · 4 · 1/3 · 2/3 of the rise of 0.4 to either side."""
-    far, near = advice(TALLY, line()), advice(TALLY, line(), curvature=0.0)
+    far, near = advice(TALLY, line(), curvature=0.2), advice(TALLY, line(), curvature=0.0)
     gain = math.log(1.6 / 1.9 / (0.6 + 0.4 / 3))
     assert option(far, 1).gain == pytest.approx(math.expm1(gain))
     assert option(near, 1).gain == pytest.approx(math.expm1(gain))

@@ -216,7 +216,7 @@ SAMPLED = Variant(temperature=0.8)
 
 
 def test_sampled_answers_are_not_compared() -> None:
-    """They differ without any fault: only the distributions after the prompt are compared."""
+    """They may differ without fault: only the distributions after the prompt are compared."""
     p, q = tops(0.5, 0.5), tops(0.9, 0.1)
     ours = completion((Position(0, "a", p), Position(1, "b", q)))
     theirs = completion((Position(7, "z", q), Position(8, "y", p)))

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mtpmon.model import (
+    Baseline,
     Completion,
     Position,
     ProbeOutcome,
@@ -249,6 +250,12 @@ def test_a_bad_baseline_fails_the_probe(theirs: Completion) -> None:
     assert found.outcome is ProbeOutcome.FAILED
     assert found.invalid == ()
     assert found.detail.startswith("the target-only arm")
+
+
+def test_a_captured_answer_may_have_another_length() -> None:
+    """It was asked for at another time."""
+    captured = replace(result(GOOD, answer(["x"] * 64)), baseline=Baseline.CAPTURE)
+    assert validated(captured, tokens=40) == captured
 
 
 def test_loops_of_the_baseline_are_its_own() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -236,7 +237,8 @@ async def test_cases_keep_their_lengths_and_take_turns_apart() -> None:
 
 async def test_a_shorter_answer_than_asked_for_fails_the_probe() -> None:
     """It is counted by its validator, and logged."""
-    server = Worded(events=[*MTP[:12], MTP[12].replace(b'"stop":false', b'"stop":true')])
+    end = {**json.loads(MTP[12]), "tokens": [], "content": "", "stop": True}
+    server = Worded(events=[*MTP[:13], json.dumps(end).encode()])
     async with server.serving() as url:
         watching = watcher(url, None, [Case(PROMPT)])
         with capture_logs() as logs:

@@ -100,7 +100,7 @@ async def test_sampling_is_deterministic_by_seed(model: Path) -> None:
 
 
 async def test_sampled_arms_are_not_compared(model: Path) -> None:
-    """Though both draw from the same distributions, as the one after the prompt shows."""
+    """But for the distribution after the prompt, which is the same on both."""
     hot = Variant(temperature=1.0)
     async with (
         LlamaServer(None, model) as server,
@@ -115,11 +115,6 @@ async def test_sampled_arms_are_not_compared(model: Path) -> None:
         assert found.next_token is not None
         assert found.next_token.nats < 1e-6
         assert found.target_only is not None
-    assert any(
-        said(found) != [p.id for p in found.target_only.positions]
-        for found in results
-        if found.target_only is not None
-    )
 
 
 async def test_a_template_without_a_switch_ignores_thinking(model: Path) -> None:

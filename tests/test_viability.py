@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mtpmon.depth import expected_speedups
+from mtpmon.depth import CURVATURE, expected_speedups
 from mtpmon.grade import Grade, GradeRules, grade
 from mtpmon.model import Bounded
 from mtpmon.payoff import Payoff, payoff
@@ -145,6 +145,23 @@ def test_best_depths_come_out(quant: str, task: str, best: int) -> None:
     assert len(speedups) >= 3
     assert max(speedups, key=lambda n: speedups[n]) == best
     assert max(chosen, key=lambda row: row.tokens_per_second).drafted == best
+
+
+@pytest.mark.parametrize("quant", ["Q4_K_M", "Q8_0", "F16"])
+def test_step_costs_bend_no_more_than_is_allowed_for(quant: str) -> None:
+    """Off the line from a plain step to a full one, for every length below any setting."""
+    ratios = {drafted: ratio for (q, drafted), ratio in RATIOS.items() if q == quant}
+    checked = 0
+    for present, full in ratios.items():
+        rise = full - 1
+        for drafted, ratio in ratios.items():
+            if drafted >= present:
+                continue
+            share = drafted / present
+            off = ratio - (1 + rise * share)
+            assert abs(off) <= CURVATURE * 4 * share * (1 - share) * rise
+            checked += 1
+    assert checked >= 3
 
 
 def graded(speedup: float) -> Grade:

@@ -4,6 +4,8 @@ import random
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mtpmon.grade import Grade, GradeRules
 from mtpmon.model import (
@@ -200,6 +202,15 @@ def test_without_anything_to_compare_with_there_is_no_payoff() -> None:
     assert judged(traffic(2.2), found).windows == {}
 
 
+def test_one_prompt_asked_again_is_enough_for_costs_and_breaks_nothing() -> None:
+    """Its answers are no sample of traffic: there is no payoff of a task, and no fault."""
+    same = [(msgspec.structs.replace(probed(n), prompt_id="p"), HERE) for n in range(8)]
+    found = measure(same, identity=HERE, now=1100.0, previous=Measured(), rules=RULES)
+    assert found.costs is not None
+    assert found.tasks == {}
+    assert judged(traffic(2.2), found).windows
+
+
 def test_too_few_probes_measure_nothing() -> None:
     """And nothing has expired."""
     found = measured(count=1)
@@ -220,3 +231,47 @@ def test_cells_are_graded_where_they_were_measured() -> None:
         "essay": Grade.MARGINAL,
         "creative": Grade.NOT_RECOMMENDED,
     }
+
+
+steps = st.lists(
+    st.builds(
+        lambda drafted, kept, seconds: Step(drafted, min(kept, drafted), seconds),
+        st.sampled_from((0, 0, 1, 2, 3, 3, 3, 3)),
+        st.integers(0, 3),
+        st.sampled_from((0.0, 1e-6, 1e-3, 0.01, 0.02, 5.0)),
+    ),
+    max_size=30,
+).map(tuple)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(steps, st.none() | steps, st.sampled_from(("p", "q", "r", "s")), st.booleans()),
+        max_size=8,
+    ),
+    st.integers(0, 3000),
+)
+def test_whatever_probes_brought_there_is_an_answer_or_none(
+    brought: list[tuple[tuple[Step, ...], tuple[Step, ...] | None, str, bool]], drafts: int
+) -> None:
+    """Steps without time, without drafts, all alike, absurdly slow: no fault, no NaN."""
+    results = [
+        (
+            msgspec.structs.replace(
+                probed(number),
+                prompt_id=prompt,
+                speculating=completion(ours),
+                target_only=completion(plain) if plain is not None else None,
+                baseline=Baseline.SWITCH if switched else Baseline.PAIR,
+            ),
+            HERE,
+        )
+        for number, (ours, plain, prompt, switched) in enumerate(brought)
+    ]
+    found = measure(results, identity=HERE, now=1100.0, previous=Measured(), rules=RULES)
+    paying = judged(traffic(1.5, drafts), found)
+    for paid in (*found.tasks.values(), *paying.windows.values()):
+        for bounded in (paid.margin, paid.speedup, paid.breakeven, paid.step_ratio):
+            assert bounded.lower <= bounded.value <= bounded.upper
+    assert paying.verdict is not None
