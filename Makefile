@@ -18,7 +18,7 @@ demo: $(SERVER)
 
 # All but the slow ones, and the pure files covered to the last branch.
 test: $(SERVER) tools
-	$(BIN)/python -m pytest -m "not slow" --cov=mtpmon --cov-report=
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --cov=mtpmon --cov-report=
 	$(BIN)/coverage report --fail-under=100 --skip-covered \
 		--include="$$($(BIN)/python -m tests.pure)"
 
