@@ -47,6 +47,7 @@ from mtpmon.worth import (
     WorthRules,
     graded,
     judge,
+    live_design_effect,
     measure,
 )
 
@@ -486,9 +487,16 @@ class ServerBoard:
         if self._measured_of != self._identity() and self._evidence:
             self._measure(scrape.unix_seconds)  # what an earlier build cost holds no more
         widths = self._settings.windows_seconds
+        usages = {width: self._windows["live"][width].usage for width in widths}
+        effect = self._paying.design_effect
+        if moved or effect is None:
+            effect = live_design_effect(
+                self._history.samples, usages[widths[-1]], self._measured.likeness
+            )
         self._paying = judge(
-            ((width, self._windows["live"][width].usage) for width in widths),
+            usages.items(),
             self._measured,
+            effect=effect,
             deciding_seconds=widths[len(widths) // 2],
             now=scrape.unix_seconds,
             previous=self._paying,

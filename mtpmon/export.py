@@ -849,9 +849,9 @@ WORTH: tuple[Row, ...] = (
         "mtpmon_design_effect_ratio",
         "gauge",
         _ONLY,
-        "How much the likeness of one request's steps widens bounds: variance of a mean over"
-        " that of independent steps.",
-        _value(lambda s: s.measured.design_effect if s.measured.costs is not None else None),
+        "How much the likeness of one request's steps widens the bounds of live figures:"
+        " variance of a mean over that of independent steps.",
+        _value(lambda s: s.paying.design_effect),
     ),
 )
 METRICS: tuple[Row, ...] = (*_OBSERVED, *WORTH)

@@ -23,9 +23,10 @@ from mtpmon.request import (
     requests_of,
     tally_of_requests,
 )
-from mtpmon.spread import design_effect
-from mtpmon.tally import tally_of_usage
+from mtpmon.spread import design_effect, expected_design_effect, kept_correlation
+from mtpmon.tally import batches, tally_of_usage
 from mtpmon.verdict import Standing, VerdictRules, decide
+from mtpmon.window import Sample
 
 Cell = tuple[str, float, bool | None]
 """One cell of the viability matrix: task, temperature, thinking."""
@@ -47,13 +48,13 @@ class WorthRules(msgspec.Struct, frozen=True, kw_only=True):
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What recent probes of a server say; worked out anew after each probe.
 
-    ``design_effect`` is that of the steps of one request. ``tasks`` and ``task_verdicts``
-    are by task.
+    ``likeness``: the intraclass correlation of kept lengths within a request. ``tasks`` and
+    ``task_verdicts`` are by task.
     """
 
     costs: StepCosts | None = None
     expiry: Expiry | None = None
-    design_effect: float = 1.0
+    likeness: float = 0.0
     disagreement: Bounded | None = None
     tasks: Mapping[str, Payoff] = {}
     task_verdicts: Mapping[str, Standing] = {}
@@ -62,8 +63,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Paying(msgspec.Struct, frozen=True, kw_only=True):
-    """What live traffic makes of it: a payoff for each window, and the verdict."""
+    """What live traffic makes of it: a payoff for each window, and the verdict.
 
+    ``design_effect``: variance of the mean kept length over that of independent steps.
+    """
+
+    design_effect: float | None = None
     windows: Mapping[float, Payoff] = {}
     verdict: Standing | None = None
 
@@ -106,12 +111,11 @@ def measure(
         tally,
         costs,
         confidence=rules.confidence,
-        design_effect=design_effect(counts),
         counts=counts if len(counts) >= FEWEST_PROMPTS else None,
     )
     return Measured(
         costs=costs,
-        design_effect=design_effect(counts),
+        likeness=kept_correlation(counts),
         disagreement=disagreement(requests, costs, confidence=rules.confidence),
         tasks=tasks,
         task_verdicts=_task_verdicts(tasks, previous, now, rules),
@@ -161,10 +165,26 @@ def graded(speedups: Mapping[Cell, Bounded | None], rules: GradeRules) -> dict[C
     }
 
 
+def live_design_effect(samples: Sequence[Sample], usage: Usage | None, likeness: float) -> float:
+    """How much the likeness of steps widens the bounds of users' traffic.
+
+    Seen in batches of requests that ended together; few of them say little, so the result
+    is drawn towards what the likeness within probes gives for requests as long as users'.
+    How many requests there were is known from below, so they count as longer than they are.
+    """
+    prior = 1.0
+    if usage is not None and usage.drafts is not None:
+        mean = usage.drafts.value / max(usage.requests, 1)
+        # Long requests weigh more; for lengths that scatter like an exponential's, half more.
+        prior = expected_design_effect(likeness, 1.5 * mean)
+    return design_effect(batches(samples), prior=prior)
+
+
 def judge(
     usages: Iterable[tuple[float, Usage | None]],
     measured: Measured,
     *,
+    effect: float,
     deciding_seconds: float,
     now: float,
     previous: Paying,
@@ -175,6 +195,7 @@ def judge(
     Args:
         usages: what users' traffic did in each window, by its width in seconds.
         measured: by probes.
+        effect: the design effect of ``live_design_effect``.
         deciding_seconds: width of the window that the verdict is over.
         now: Unix seconds.
         previous: what held before; the verdict goes on from it.
@@ -189,12 +210,13 @@ def judge(
             tally,
             measured.costs,
             confidence=rules.confidence,
-            design_effect=measured.design_effect,
+            design_effect=effect,
         )
         if paid is not None:
             windows[width] = paid
     deciding = windows.get(deciding_seconds)
     return Paying(
+        design_effect=effect if windows else None,
         windows=windows,
         verdict=decide(
             previous.verdict,

@@ -186,7 +186,7 @@ TASKS = {
 
 MEASURED = Measured(
     costs=costs(),
-    design_effect=1.6,
+    likeness=0.05,
     disagreement=Bounded(1.01, 0.98, 1.04),
     tasks={name: payoff(found.acceptance or 0.0, 0.03, 0.552) for name, found in TASKS.items()},
     task_verdicts={

@@ -22,7 +22,15 @@ from mtpmon.model import (
 )
 from mtpmon.request import Expiry, Identity
 from mtpmon.verdict import Verdict, VerdictRules
-from mtpmon.worth import Measured, Paying, WorthRules, graded, judge, measure
+from mtpmon.worth import (
+    Measured,
+    Paying,
+    WorthRules,
+    graded,
+    judge,
+    live_design_effect,
+    measure,
+)
 
 HERE = Identity(build="b1", model="m", start_token="t")
 RULES = WorthRules(verdict=VerdictRules(min_steps=100, settle_seconds=0))
@@ -101,6 +109,7 @@ def judged(usage: Usage | None, found: Measured, previous: Paying | None = None)
     return judge(
         [(60.0, usage)],
         found,
+        effect=1.0,
         deciding_seconds=60.0,
         now=2000.0,
         previous=previous or Paying(),
@@ -115,7 +124,7 @@ def test_probes_measure_the_cost_of_steps() -> None:
     assert found.costs.plain is not None
     assert found.costs.plain.ratio.lower <= 2.0 <= found.costs.plain.ratio.upper
     assert found.costs.plain.ratio.value == pytest.approx(2.0, rel=0.02)
-    assert found.design_effect >= 1
+    assert 0 <= found.likeness <= 1
     assert found.disagreement is not None
     assert found.disagreement.lower <= 1 <= found.disagreement.upper
     assert found.tasks["code"].breakeven.value == pytest.approx(1 / 3, abs=0.02)
@@ -154,12 +163,36 @@ def test_without_traffic_or_cost_there_is_no_verdict() -> None:
     assert judged(bare, measured()).windows == {}
 
 
+def test_likeness_widens_the_bounds_of_live_traffic() -> None:
+    """Requests that differ from each other say less than steps that do."""
+    alike, apart = traffic(2.2), traffic(2.2)
+    assert live_design_effect((), alike, 0.0) == 1
+    assert live_design_effect((), None, 0.5) == 1
+    effect = live_design_effect((), apart, 0.01)
+    assert effect == pytest.approx(1 + (1.5 * 200 - 1) * 0.01)
+    found = measured()
+    narrow = judged(traffic(2.2), found).windows[60.0].margin
+    wide = judge(
+        [(60.0, traffic(2.2))],
+        found,
+        effect=effect,
+        deciding_seconds=60.0,
+        now=2000.0,
+        previous=Paying(),
+        rules=RULES,
+    )
+    assert wide.design_effect == effect
+    assert wide.windows[60.0].margin.lower < narrow.lower
+    assert wide.windows[60.0].margin.value == narrow.value
+
+
 def test_a_verdict_goes_on_from_the_one_before() -> None:
     """It keeps its date while it holds."""
     first = judged(traffic(2.2), measured())
     again = judge(
         [(60.0, traffic(2.1))],
         measured(),
+        effect=1.0,
         deciding_seconds=60.0,
         now=3000.0,
         previous=first,
