@@ -549,8 +549,9 @@ def test_rolling_figures_of_a_reference() -> None:
     assert rolling([drifted()], confidence=0.95).reference_kld is None
 
 
-def test_the_table_of_a_reference() -> None:
+def test_the_table_of_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row for next tokens, one for tokens along the captured answers, in 100 columns."""
+    monkeypatch.setenv("COLUMNS", "100")
     found = report([drifted(0, 1, 2), drifted(0)], tasks=["code"], confidence=0.95)
     assert [(row.at, row.positions) for row in found.reference] == [
         ("next_token", 2),
