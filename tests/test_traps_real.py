@@ -30,7 +30,7 @@ from tests.rig import (
     samples,
 )
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 PROMPTS = ("a function that", "once upon a time", "why do people", "the price of the")
 INTERVAL = 0.5
