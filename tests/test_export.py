@@ -203,3 +203,28 @@ def test_a_failed_reload_shows(successful: bool) -> None:
         )
     )
     assert found.get_sample_value("mtpmon_config_last_reload_successful") == successful
+
+
+def test_a_history_that_cannot_be_used_has_no_size() -> None:
+    """Its other metrics say so."""
+    board = Board([], (60.0,))
+    unusable = msgspec.structs.replace(HISTORY, usable=False, size_bytes=None)
+    found = CollectorRegistry(auto_describe=False)
+    found.register(
+        BoardCollector(
+            lambda: board.snapshot(monotonic_seconds=0, unix_seconds=0, history=unusable)
+        )
+    )
+    assert found.get_sample_value("mtpmon_history_usable") == 0
+    assert found.get_sample_value("mtpmon_history_bytes") is None
+
+
+def test_without_a_plain_step_the_others_have_their_cost() -> None:
+    """One server alone, and no step of it undrafted: length 3, and no length 0."""
+    alone = ServerBoard("alone", SETTINGS)
+    for seconds in (0.5, 0.4, 0.6):
+        single = msgspec.structs.replace(probed(seconds), target_only=None, comparison=None)
+        alone.probed(single)
+    lines = text(Board([alone], SETTINGS.windows_seconds))
+    assert 'mtpmon_step_seconds{draft_tokens="3",server="alone"}' in lines
+    assert 'mtpmon_step_seconds{draft_tokens="0",server="alone"}' not in lines

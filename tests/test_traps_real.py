@@ -190,9 +190,7 @@ async def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
             now = await reader.counted()
     states = [reading.state() for reading in reader.readings]
     before = reader.readings[: states.index("ready")]
-    order = [None, "unreachable", "loading"]
-    seen = [each.state() for each in before]
-    assert seen == sorted(seen, key=order.index)
+    assert {each.state() for each in before} <= {None, "unreachable", "loading"}
     assert all(each.live() is None for each in before)
     assert restarts(now) == 0
     assert ratio(now) is not None
@@ -241,8 +239,9 @@ async def test_metrics_that_are_switched_off_are_named(model: Path) -> None:
             await reader.state("metrics_disabled", since=0)
             await traffic(Users(server.url), 1)  # of which no trace can be left
             await asyncio.sleep(2 * INTERVAL)
-            assert {each.state() for each in reader.readings} <= {None, "metrics_disabled"}
-            assert all(each.live() is None for each in reader.readings)
+            for each in reader.readings:
+                assert each.state() != "ready"
+                assert each.live() is None
             server.metrics = True
             await server.restart()
             await reader.state("ready", since=reader.mark())
@@ -384,12 +383,14 @@ async def test_a_user_who_cuts_a_probe_off_gets_no_token_of_it(deep: Path) -> No
     async with LlamaServer(None, deep) as server:
         users = Users(server.url)
         config = probing(server, timeout_seconds=0.9, tokens=4000)
+        # Long enough for a look between the cut and the end of the request that caused it.
+        long = await tokens_in(1.5, server)
         async with read(config, {"a": users}) as reader:
             board = reader.daemon.board["a"]
             for prompt in PROMPTS[:3]:
                 await reader.until(lambda _: board.overlap_mark() is None, what="a probe")
                 await asyncio.sleep(0.2)
-                await users.ask(prompt, 200)
+                await users.ask(prompt, long)
             now = await reader.counted()
     assert now.value("mtpmon_probes_total", server="a", outcome="preempted")
     assert now.sum("mtpmon_generated_tokens_total", traffic="probe") > 0
@@ -472,14 +473,16 @@ async def test_a_server_we_watch_sleeps_on_time_and_in_peace(deep: Path) -> None
     interval = 1.0
     async with sleeper(deep) as server:
         users = Users(server.url)
-        config = probing(server, interval, idle_for_seconds=0.5, interval_seconds=1)
+        config = probing(server, interval, idle_for_seconds=0.5, interval_seconds=3600)
         watched = msgspec.structs.replace(config.servers[0], sleep_idle_seconds=float(SLEEP))
         config = msgspec.structs.replace(config, servers=(watched,))
-        long = await tokens_in(3, server)
-        async with request_running(users, long) as first, read(config, {"a": users}) as reader:
+        long = await tokens_in(1, server)
+        async with read(config, {"a": users}) as reader:
             board = reader.daemon.board["a"]
             await reader.state("ready", since=0)
-            await first
+            # An idle server's metrics are left alone, so it may take a few requests to be seen.
+            while not (reader.latest.live() or Counts()).tokens:
+                await users.ask("a function that", long)
             await reader.counted()
             # One probe may follow what users did. It is the last that the server serves, and
             # the look after it the last that counts as use.
@@ -494,7 +497,7 @@ async def test_a_server_we_watch_sleeps_on_time_and_in_peace(deep: Path) -> None
             slept = reader.between(fell_asleep, time.monotonic())
             assert {each.state() for each in slept} == {"sleeping"}
             assert len(board.results) == 1
-            async with request_running(users, long) as awake:
+            async with request_running(users, 2 * long) as awake:
                 await reader.state("ready", since=reader.mark())
                 await awake
             now = await reader.counted()
