@@ -236,7 +236,7 @@ class ServerBoard:
     @property
     def own_tokens(self) -> int:
         """Tokens our requests have made the server generate."""
-        return int(self._own.generated_tokens.value) if self._own.generated_tokens else 0
+        return int(_generated(self._own))
 
     def own_requests(self) -> tuple[int, int]:
         """Requests of ours in flight, and a number that changes with each begin and end."""
@@ -430,8 +430,9 @@ class ServerBoard:
             at_rest=_at_rest(counters),
             blind=self._cut_blindly,
         )
-        # Of a request that had not answered yet nothing tells whether it is counted.
-        still_open = found is None or (self._cut_blindly and not _at_rest(counters))
+        # One that had not answered yet shows by the first tokens that are counted.
+        unseen = self._cut_blindly and found is not None and _generated(found) <= _generated(ours)
+        still_open = found is None or (unseen and not _at_rest(counters))
         if self._settling_since is None:
             self._settling_since = scrape.monotonic_seconds
         waited = scrape.monotonic_seconds - self._settling_since
@@ -577,6 +578,10 @@ class ServerBoard:
         drafted = self._own.draft_tokens
         probes_draft = drafted is not None and drafted.value > 0
         return Source.PROBES if probes_draft else Source.NONE
+
+
+def _generated(usage: Usage) -> float:
+    return usage.generated_tokens.value if usage.generated_tokens is not None else 0.0
 
 
 def _at_rest(counters: Counters) -> bool:

@@ -16,6 +16,7 @@ from mtpmon.client import LlamaClient
 from mtpmon.config import Config, Probe, Server
 from mtpmon.derive import MOST_TOKENS_AFTER_A_CUT, nothing, settled
 from mtpmon.model import Amount, Outcome, Usage
+from mtpmon.model import Reading as Counted
 from mtpmon.rest import Rest
 from tests.captures import events, http, raw
 from tests.far_end import FakeLlama, raw_server, response
@@ -406,6 +407,27 @@ def test_a_cut_off_request_that_never_shows_is_let_go() -> None:
     assert (server.settling, len(server._history)) == (True, 1)
     server.scraped(scrape(1 + SETTLING_SECONDS, 0, processing=1))
     assert (server.settling, len(server._history)) == (False, 2)
+
+
+def test_a_request_cut_off_before_it_answered_shows_by_its_first_tokens() -> None:
+    """A user is served next and not counted yet: what little was counted is ours."""
+    server = board()
+    server.scraped(scrape(0, 0))
+    cut_off(server, msgspec.structs.replace(nothing(), generated_tokens=Amount(0, 0, 1)))
+    server.scraped(scrape(1, 0, processing=1))
+    look = scrape(2, 0, processing=1)
+    assert look.counters is not None
+    counters = msgspec.structs.replace(
+        look.counters, generated_tokens=Counted(1), prompt_tokens=Counted(9)
+    )
+    assert server.settling
+    server.scraped(msgspec.structs.replace(look, counters=counters))
+    found = seen(server, 2)
+    assert found.own.generated_tokens == Amount(1, 0, 1)
+    assert found.live is not None
+    assert found.live.generated_tokens is not None
+    assert found.live.generated_tokens.value == 0
+    assert len(server._history) == 2
 
 
 def test_what_a_dead_process_did_for_us_is_not_taken_from_users() -> None:
