@@ -536,7 +536,7 @@ class Reader:
     # --- waiting ---
 
     async def until(
-        self, condition: Callable[[Reading], object], *, seconds: float = 20.0, what: str = ""
+        self, condition: Callable[[Reading], object], *, seconds: float = 60.0, what: str = ""
     ) -> Reading:
         """Wait for a reading of which ``condition`` holds; a wrong sample ends the wait."""
         deadline = time.monotonic() + seconds
@@ -552,7 +552,7 @@ class Reader:
                 async with asyncio.timeout(left):
                     await self._fresh.wait()
 
-    async def counted(self, server: str = "a", *, seconds: float = 20.0) -> Reading:
+    async def counted(self, server: str = "a", *, seconds: float = 60.0) -> Reading:
         """Wait until all that the users have been told is in the live totals."""
         users = self.users[server]
 
@@ -588,7 +588,7 @@ class Reader:
             assert passed < looks, f"{passed} looks later not {what}; state {now.state(server)}"
             return False
 
-        return await self.until(shown, seconds=30, what=what)
+        return await self.until(shown, what=what)
 
     async def state(self, wanted: str, *, since: float, server: str = "a") -> Reading:
         """Wait for a state, which must show within two looks since a ``mark``."""
@@ -694,6 +694,6 @@ class Router(LlamaServer):
             session.post(f"{self.url}/models/{what}", json={"model": model}) as reply,
         ):
             assert reply.status == 200, await reply.text()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await self.statuses())[model] != until:
                 await asyncio.sleep(0.05)

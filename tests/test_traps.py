@@ -150,7 +150,7 @@ async def test_six_digits_publish_no_wrong_acceptance() -> None:
         await reader.until(
             lambda now: all(now.live(name) is not None for name in everywhere), what="all seen"
         )
-        now = await reader.until(check, seconds=60, what="looks")
+        now = await reader.until(check, seconds=120, what="looks")
     for name, fake in servers.items():
         live = now.live(name)
         assert live is not None

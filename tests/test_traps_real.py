@@ -66,7 +66,7 @@ async def request_running(users: Users, tokens: int) -> AsyncIterator[asyncio.Ta
     answering = asyncio.Event()
     task = asyncio.create_task(users.ask("tell me everything", tokens, first=answering.set))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await answering.wait()
         yield task
     finally:
@@ -336,7 +336,7 @@ async def own_and_counted(
     board: ServerBoard, server: LlamaServer
 ) -> tuple[Usage, dict[str, float]]:
     """What we say our requests cost and what the server counted, at a moment without any."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             mark = board.overlap_mark()
             counted = samples(await fetch(f"{server.url}/metrics"))
