@@ -116,6 +116,15 @@ def ssl_context(server: Server) -> ssl.SSLContext | None:
     return context
 
 
+def api_keys(server: Server) -> tuple[Secret | None, Secret | None]:
+    """The keys of a server and of its target-only twin, read now.
+
+    Raises:
+        ConfigError: a key cannot be read.
+    """
+    return resolve_api_key(server), resolve_target_only_api_key(server)
+
+
 def clients(config: Config, server: Server) -> Arms:
     """HTTP clients for a server and its target-only twin. Needs a running event loop.
 
@@ -135,10 +144,9 @@ def clients(config: Config, server: Server) -> Arms:
             max_body_bytes=config.scrape.max_body_bytes,
         )
 
-    key = resolve_api_key(server)
+    key, target_only_key = api_keys(server)
     if server.target_only_url is None:
         return Arms(client(server.url, key))
-    target_only_key = resolve_target_only_api_key(server)
     return Arms(client(server.url, key), client(server.target_only_url, target_only_key))
 
 

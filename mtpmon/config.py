@@ -710,6 +710,13 @@ class Secret:
     def __repr__(self) -> str:
         return "***"
 
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same text: a changed key must be noticed."""
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
 
 def resolve_api_key(
     server: Server, *, environment: Mapping[str, str] = os.environ

@@ -14,7 +14,15 @@ import structlog
 from aiohttp import web
 
 from mtpmon.board import FAILURES_KEPT, NOT_RUN, Board, ServerBoard, Snapshot
-from mtpmon.compose import SYSTEM_CLOCK, board_settings, history, read_config, suite, watcher
+from mtpmon.compose import (
+    SYSTEM_CLOCK,
+    api_keys,
+    board_settings,
+    history,
+    read_config,
+    suite,
+    watcher,
+)
 from mtpmon.config import (
     Config,
     ConfigError,
@@ -44,6 +52,7 @@ class _Watched:
     ) -> None:
         self.server = server
         self.suite = suite(config)
+        self.keys = api_keys(server)
         self.board = ServerBoard(
             server.name,
             board_settings(config),
@@ -153,7 +162,8 @@ class Daemon:
         async with AsyncExitStack() as undo:
             for server in config.servers:
                 now = self._watched.get(server.name)
-                if same and now is not None and (now.server, now.suite) == (server, asked):
+                wanted = server, asked, api_keys(server)  # a file may hold another key now
+                if same and now is not None and (now.server, now.suite, now.keys) == wanted:
                     prepared[server.name] = now
                 else:
                     new = _Watched(server, config, self._clock, self._note)

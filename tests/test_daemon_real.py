@@ -12,9 +12,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from mtpmon.config import Server
+from mtpmon.config import Server, load_config
+from mtpmon.daemon import Daemon
 from mtpmon.demo.model import ModelSpec, cached_model
 from mtpmon.demo.server import LlamaServer, free_port
+from mtpmon.model import State
 from tests.programs import metrics_complaints
 from tests.rig import complete, configuration, difference, fetch, running, samples
 from tests.test_watch import until
@@ -273,3 +275,32 @@ async def test_reload_changes_what_is_watched(model: Path, tmp_path: Path) -> No
             process.kill()
             process.wait()
     assert process.returncode == 0, errors.decode()
+
+
+async def test_a_reload_reads_keys_again(model: Path, tmp_path: Path) -> None:
+    """The same file with another key in it; nothing else has changed."""
+    key, config = tmp_path / "key", tmp_path / "mtpmon.yaml"
+    async with LlamaServer(None, model, api_key="right") as server:
+        key.write_text("wrong")
+        config.write_text(
+            f"servers: [{{name: a, url: '{server.url}', api_key_file: key, probe: false}}]\n"
+            "scrape: {interval: 300ms, timeout: 250ms}\n"
+            "listen: {address: '127.0.0.1:0'}\n"
+        )
+        daemon = Daemon(load_config(config), path=config)
+        started = asyncio.Event()
+        task = asyncio.create_task(daemon.run(started=started.set))
+        await started.wait()
+        try:
+            for text, state in (("wrong", State.UNAUTHORIZED), ("right", State.READY)):
+                key.write_text(text)
+                assert await daemon.reload() == "watching a"
+
+                def seen(state: State = state) -> bool:
+                    last = daemon.board["a"].last_scrape
+                    return last is not None and last.state is state
+
+                await until(seen)
+        finally:
+            daemon.stop()
+            await task
