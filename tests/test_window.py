@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +68,23 @@ def live(samples: Sequence[Sample], width: float = 60) -> TrafficFigures:
 
 
 IDLE = sample(0, usage(prompt=0), moved=False)
+
+
+def test_nothing_is_said_of_places_behind_one_that_was_never_kept() -> None:
+    found = live([IDLE, sample(60, usage(50, 20, 0, 0))])
+    assert list(found.conditional_positions) == [0.4, 0]
+    assert list(found.positions) == [0.4, 0, 0]
+
+
+def test_decode_speed_does_without_prompt_tokens_where_a_server_counts_none() -> None:
+    def told(at: float, tokens: float) -> Sample:
+        counted = usage(tokens=tokens, seconds=tokens / 50, requests=int(at > 0))
+        return sample(at, msgspec.structs.replace(counted, prompt_tokens=None, drafts=None))
+
+    found = live([told(0, 0), told(60, 101)]).decode_tokens_per_second
+    assert found is not None
+    assert found.value == pytest.approx(100 / (101 / 50))
+    assert found.lower == 0, "each token could have been a request of its own"
 
 
 def test_figures_equal_those_computed_by_hand() -> None:

@@ -14,6 +14,7 @@ from mtpmon.wire import (
     classify,
     completion_request,
     error_message,
+    model_statuses,
     parse_chunk,
     parse_metrics,
     parse_prompt,
@@ -465,3 +466,25 @@ def test_a_quantum_is_a_power_of_ten() -> None:
     found = reading("1.23457e+08")
     assert found is not None
     assert math.log10(found.quantum) == 3
+
+
+def test_a_routers_models_are_known_by_all_their_names() -> None:
+    body = b"""{"data": [
+        {"id": "qwen", "aliases": ["default", 3], "status": {"value": "loaded"}},
+        {"id": "glm", "status": {"value": "unloaded"}},
+        {"id": "plain"}, {"id": "odd", "status": "loaded", "aliases": "none"},
+        {"id": 7}, "junk"
+    ]}"""
+    assert model_statuses(body) == {
+        "qwen": "loaded",
+        "default": "loaded",
+        "glm": "unloaded",
+        "plain": None,
+        "odd": None,
+    }
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"data": {}}', b"<html>"])
+def test_a_reply_without_a_list_of_models_is_refused(body: bytes) -> None:
+    with pytest.raises(WireError, match="/models"):
+        model_statuses(body)
