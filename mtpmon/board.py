@@ -27,6 +27,7 @@ from mtpmon.derive import (
 from mtpmon.grade import Graded
 from mtpmon.model import (
     Counters,
+    Identity,
     Outcome,
     ProbeOutcome,
     ProbeResult,
@@ -36,7 +37,7 @@ from mtpmon.model import (
     Usage,
 )
 from mtpmon.record import Event, EventKind, HistoryFigures, Mark, Rollup, changes, rollup
-from mtpmon.request import Identity, Request
+from mtpmon.request import Request, same_software
 from mtpmon.rolling import ProbeFigures, divergences_of, matrix, rolling
 from mtpmon.trust import Reason, Reconciliation, distrust, mismatch, reconcile
 from mtpmon.window import Evidence, History, Sample, TrafficFigures, figures
@@ -201,9 +202,9 @@ class ServerBoard:
         self._failures: deque[ProbeResult] = deque(maxlen=FAILURES_KEPT)
         self._probe_outcomes: Counter[ProbeOutcome] = Counter()
         self._probe_figures = ProbeFigures()
-        self._evidence: deque[tuple[ProbeResult, Identity]] = deque(maxlen=settings.rolling_probes)
+        self._evidence: deque[ProbeResult] = deque(maxlen=settings.rolling_probes)
         self._measured = Measured()
-        self._measured_of = Identity()
+        self._measured_of = self._rolled_for = Identity()
         self._paying = Paying()
         self._grades: dict[Cell, Graded] = {}
         self._comparable = self._missing = self._diverged = self._clamped = 0
@@ -248,6 +249,7 @@ class ServerBoard:
 
     def probed(self, result: ProbeResult) -> None:
         """A probe is over, or could not run."""
+        result = msgspec.structs.replace(result, identity=self._identity())
         self._probe_outcomes[result.outcome] += 1
         if result.prompt_id:  # else it was skipped before there was a prompt
             self._note(result)
@@ -258,8 +260,6 @@ class ServerBoard:
         if result.outcome is not ProbeOutcome.COMPLETED:
             return
         self._roll()
-        if result.variant.depth_tokens == 0:  # deep contexts have costs of their own
-            self._evidence.append((result, self._identity()))
         self._measure(result.unix_seconds)
         if result.positions is not None:
             self._comparable += result.positions.comparable
@@ -282,6 +282,14 @@ class ServerBoard:
             start_token=self._ledger.start_token if self._ledger is not None else None,
         )
 
+    def _look_for_change(self, now: float) -> None:
+        """Let go of what an earlier process or build of the server said or cost."""
+        identity = self._identity()
+        if self._results and self._rolled_for != identity:
+            self._roll()
+        if self._evidence and self._measured_of != identity:
+            self._measure(now)
+
     def _measure(self, now: float) -> None:
         """Work out what probes say of the cost of steps, for the server as it is now."""
         self._measured_of = self._identity()
@@ -296,7 +304,7 @@ class ServerBoard:
         speedups = {
             cell: found.speedup
             for cell, found in matrix(
-                [result for result, _ in self._evidence],
+                self._evidence,
                 confidence=self._settings.evidence.confidence,
             ).items()
         }
@@ -309,20 +317,32 @@ class ServerBoard:
             results: completed ones and failures, oldest first.
         """
         for result in results:
-            self._keep(result)
+            self._keep(result, lately=False)
         self._roll()
 
-    def _keep(self, result: ProbeResult) -> None:
+    def _keep(self, result: ProbeResult, *, lately: bool = True) -> None:
+        """Keep a probe for what it adds to figures.
+
+        What it says of the cost of steps holds for one process of the server: if it ran
+        before mtpmon started, only a start token tells that this is still the same one.
+        """
         self._probe_succeeded = result.outcome is ProbeOutcome.COMPLETED
         if not self._probe_succeeded:
             self._failures.append(result)
             return
         self._results.append(result)
         self._last_success = result.unix_seconds
+        known = lately or result.identity.start_token is not None
+        if known and result.variant.depth_tokens == 0:  # deep contexts cost otherwise
+            self._evidence.append(result)
 
     def _roll(self) -> None:
+        """Rolling figures of this build and model: what two of them said must not be mixed."""
+        now = self._identity()
+        self._rolled_for = now
         self._probe_figures = rolling(
-            tuple(self._results), confidence=self._settings.evidence.confidence
+            tuple(r for r in self._results if same_software(r.identity, now)),
+            confidence=self._settings.evidence.confidence,
         )
 
     def captures_checked(self, usable: Mapping[str, bool], plain: Sequence[Request] = ()) -> None:
@@ -379,6 +399,7 @@ class ServerBoard:
             self._waiting_since = scrape.monotonic_seconds
         counters = scrape.counters
         if counters is None:
+            self._look_for_change(scrape.unix_seconds)
             return
         self._last_good = scrape
         self._bad_lines += counters.bad_lines
@@ -485,8 +506,7 @@ class ServerBoard:
             }
             for traffic in ("live", "probe")
         }
-        if self._measured_of != self._identity() and self._evidence:
-            self._measure(scrape.unix_seconds)  # what an earlier build cost holds no more
+        self._look_for_change(scrape.unix_seconds)
         widths = self._settings.windows_seconds
         usages = {width: self._windows["live"][width].usage for width in widths}
         effect = self._paying.design_effect

@@ -16,8 +16,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from mtpmon.model import Completion, Position, Props, StepStream, Timings, TopToken
-from mtpmon.request import Identity, Request
+from mtpmon.model import Completion, Identity, Position, Props, StepStream, Timings, TopToken
+from mtpmon.request import Request
 from mtpmon.suite import Prompt
 
 FORMAT: Final = "mtpmon.capture"

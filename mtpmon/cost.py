@@ -28,8 +28,8 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from mtpmon.model import Bounded
-from mtpmon.request import Expiry, Identity, Request, cut_drafts, expiry
+from mtpmon.model import Bounded, Identity
+from mtpmon.request import Expiry, Request, cut_drafts, expiry
 from mtpmon.spread import Array, Indices, Location, group_medians, robust_mean
 from mtpmon.tally import Tally
 

@@ -146,6 +146,8 @@ def best_depth(
             if base is None:
                 continue
             cost = _mixed(base, drafted, tally, costs)
+        if cost.value <= 0 or usual.value <= 0:
+            continue  # times so scattered that a step seems to cost nothing: not measured
         gain = math.log(_length(tally, drafted) / _length(tally, present))
         gain -= math.log(cost.value / usual.value)
         values = _influence(drafted, cost, tally, costs) - _influence(present, usual, tally, costs)

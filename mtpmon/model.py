@@ -363,6 +363,18 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0
 
 
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a measurement holds for. ``None``: not known, which never counts as changed.
+
+    ``start_token`` is llama-server's own, another one for each of its processes.
+    """
+
+    build: str | None = None
+    model: str | None = None
+    start_token: str | None = None
+    target_only_start_token: str | None = None
+
+
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """One shadow probe: one prompt through both arms (or one, without a baseline).
 
@@ -372,13 +384,15 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     is what the target thought of the answer's tokens. ``reference_next_token`` and
     ``reference_forced`` compare a captured reference's distributions with the server's own,
     undrafted, after the prompt and along the captured answer. ``invalid`` names the
-    validators that the speculating server's answer did not pass.
+    validators that the speculating server's answer did not pass. ``identity`` is the
+    server's at that time.
     """
 
     server: str
     prompt_id: str
     task: str
     variant: Variant = Variant()
+    identity: Identity = Identity()
     unix_seconds: float
     duration_seconds: float
     outcome: ProbeOutcome

@@ -7,20 +7,11 @@ from typing import Literal
 
 import msgspec
 
-from mtpmon.model import Baseline, ProbeOutcome, ProbeResult, Step
+from mtpmon.model import Baseline, Identity, ProbeOutcome, ProbeResult, Step
 from mtpmon.spread import Counts
 from mtpmon.tally import Tally, tally_of_steps
 
 Arm = Literal["speculating", "target_only", "switched_off"]
-
-
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a measurement holds for. ``None``: not known, which never counts as changed."""
-
-    build: str | None = None
-    model: str | None = None
-    start_token: str | None = None
-    target_only_start_token: str | None = None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +42,7 @@ class Expiry(StrEnum):
     MODEL_CHANGED = "model_changed"
 
 
-def requests_of(result: ProbeResult, identity: Identity) -> tuple[Request, ...]:
+def requests_of(result: ProbeResult) -> tuple[Request, ...]:
     """The requests of a completed probe; none of another."""
     if result.outcome is not ProbeOutcome.COMPLETED:
         return ()
@@ -70,7 +61,7 @@ def requests_of(result: ProbeResult, identity: Identity) -> tuple[Request, ...]:
             context_tokens=completion.timings.prompt_tokens
             + completion.timings.cached_tokens
             + completion.timings.generated_tokens,
-            identity=identity,
+            identity=result.identity,
         )
         for arm, completion in zip(arms, (result.speculating, result.target_only), strict=True)
         if completion is not None
@@ -99,6 +90,14 @@ def expiry(
         if before is not None and after is not None and before != after:
             return reason
     return Expiry.OLD if now - measured_unix_seconds > max_age_seconds else None
+
+
+def same_software(measured: Identity, now: Identity) -> bool:
+    """Whether build and model are still what they were, as far as is known."""
+    return all(
+        before is None or after is None or before == after
+        for before, after in ((measured.build, now.build), (measured.model, now.model))
+    )
 
 
 def current(

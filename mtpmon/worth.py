@@ -12,11 +12,10 @@ import msgspec
 from mtpmon.cost import PlainStep, StepCosts, expired, step_costs
 from mtpmon.depth import DepthAdvice, best_depth, in_words
 from mtpmon.grade import Graded, GradeRules, grade
-from mtpmon.model import Bounded, ProbeResult, Usage
+from mtpmon.model import Bounded, Identity, ProbeResult, Usage
 from mtpmon.payoff import FEWEST_PROMPTS, Payoff, disagreement, payoff, probe_payoff
 from mtpmon.request import (
     Expiry,
-    Identity,
     Request,
     current,
     kept_by_prompt,
@@ -74,7 +73,7 @@ class Paying(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(
-    probed: Iterable[tuple[ProbeResult, Identity]],
+    probed: Iterable[ProbeResult],
     *,
     identity: Identity,
     now: float,
@@ -85,14 +84,14 @@ def measure(
     """Work out cost and what follows from probes alone.
 
     Args:
-        probed: completed probes, oldest first, each with what server it was of.
+        probed: completed probes, oldest first.
         identity: of the server now.
         now: Unix seconds.
         previous: what held before; verdicts go on from it.
         rules: how evidence becomes an answer.
         capture: a plain step measured while the server ran without drafting.
     """
-    every = [request for result, of_whom in probed for request in requests_of(result, of_whom)]
+    every = [request for result in probed for request in requests_of(result)]
     requests = current(every, now=now, identity=identity, max_age_seconds=rules.max_age_seconds)
     costs = step_costs(requests, confidence=rules.confidence, capture=capture)
     if costs is None:

@@ -1,8 +1,7 @@
 """Step costs as plain numbers, for tests of what is made of them."""
 
 from mtpmon.cost import AgainstPlain, CutCost, LengthCost, PlainSource, StepCosts
-from mtpmon.model import Bounded
-from mtpmon.request import Identity
+from mtpmon.model import Bounded, Identity
 from mtpmon.spread import Location
 from mtpmon.tally import Tally
 

@@ -13,6 +13,7 @@ from mtpmon.model import (
     Amount,
     Bounded,
     Counters,
+    Identity,
     Outcome,
     ProbeOutcome,
     Props,
@@ -21,7 +22,6 @@ from mtpmon.model import (
     Usage,
 )
 from mtpmon.payoff import Payoff
-from mtpmon.request import Identity
 from mtpmon.rolling import ProbeFigures, TaskFigures
 from mtpmon.tally import Tally
 from mtpmon.trust import Reason

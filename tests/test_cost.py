@@ -19,8 +19,8 @@ from mtpmon.cost import (
     seconds_by_length,
     step_costs,
 )
-from mtpmon.model import Bounded, Step
-from mtpmon.request import Expiry, Identity, Request
+from mtpmon.model import Bounded, Identity, Step
+from mtpmon.request import Expiry, Request
 from tests.world import World
 
 QUIET = World(scatter=0.0, request_scatter=0.0)

@@ -190,6 +190,16 @@ def test_part_of_the_start_up_is_taken_for_planning() -> None:
     assert bounds(found, 1).lower < bounds(exact, 1).lower
 
 
+def test_a_step_that_seems_to_cost_nothing_was_not_measured() -> None:
+    """Start-up dearer than a whole undrafted step, or rejections that seem to pay."""
+    free = advice(TALLY, line(plain=None, startup=1.2, cut={0: 0.1}), curvature=0.0)
+    assert free.option(1) is None
+    assert free.option(2) is not None
+    paid = step_costs_of(against(2.0), rollback=(-9.0, 0.0, 0.0), **LINE)  # type: ignore[arg-type]
+    found = best_depth(TALLY, paid, confidence=0.95)
+    assert found is None or [o.drafted for o in found.options][:1] == [0]
+
+
 def test_the_line_does_not_start_below_a_plain_step() -> None:
     """With a pair the plain step is known: half of a full one here."""
     found = advice(TALLY, line(startup=0.5), curvature=0.0)

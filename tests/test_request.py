@@ -5,6 +5,7 @@ import pytest
 from mtpmon.model import (
     Baseline,
     Completion,
+    Identity,
     Position,
     ProbeOutcome,
     ProbeResult,
@@ -14,13 +15,13 @@ from mtpmon.model import (
 )
 from mtpmon.request import (
     Expiry,
-    Identity,
     Request,
     current,
     cut_drafts,
     expiry,
     kept_by_prompt,
     requests_of,
+    same_software,
     sample_of_traffic,
     tally_of_requests,
 )
@@ -49,6 +50,7 @@ def result(**changes: object) -> ProbeResult:
         "server": "s",
         "prompt_id": "p1",
         "task": "code",
+        "identity": IDENTITY,
         "unix_seconds": 50.5,
         "duration_seconds": 1.0,
         "outcome": ProbeOutcome.COMPLETED,
@@ -58,9 +60,23 @@ def result(**changes: object) -> ProbeResult:
     return ProbeResult(**(fields | changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("now", "same"),
+    [
+        (IDENTITY, True),
+        (Identity(), True),
+        (Identity(build="b1", model="m", start_token="another"), True),
+        (Identity(build="b2"), False),
+        (Identity(build="b1", model="m2"), False),
+    ],
+)
+def test_software_is_build_and_model(now: Identity, same: bool) -> None:
+    assert same_software(IDENTITY, now) is same
+
+
 def test_a_probe_is_one_pair_of_requests() -> None:
     """Both arms, with all that is known of them."""
-    ours, plain = requests_of(result(), IDENTITY)
+    ours, plain = requests_of(result())
     assert ours == Request(
         arm="speculating",
         steps=(Step(3, 2, 0.1),),
@@ -78,14 +94,14 @@ def test_a_probe_is_one_pair_of_requests() -> None:
 
 def test_a_baseline_by_switch_is_another_arm() -> None:
     """The speculating server's own plain steps are not a target-only server's."""
-    arms = [r.arm for r in requests_of(result(baseline=Baseline.SWITCH), IDENTITY)]
+    arms = [r.arm for r in requests_of(result(baseline=Baseline.SWITCH))]
     assert arms == ["speculating", "switched_off"]
 
 
 def test_a_single_server_gives_single_requests() -> None:
     """And a probe that did not complete gives none."""
-    assert len(requests_of(result(target_only=None), IDENTITY)) == 1
-    assert requests_of(result(outcome=ProbeOutcome.FAILED), IDENTITY) == ()
+    assert len(requests_of(result(target_only=None))) == 1
+    assert requests_of(result(outcome=ProbeOutcome.FAILED)) == ()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +109,7 @@ def test_a_single_server_gives_single_requests() -> None:
 )
 def test_a_request_with_steps_missing_is_not_whole(of: Completion) -> None:
     """Unresolved, or cut off."""
-    assert not requests_of(result(speculating=of), IDENTITY)[0].whole
+    assert not requests_of(result(speculating=of))[0].whole
 
 
 # --- expiry ---

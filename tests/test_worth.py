@@ -1,26 +1,34 @@
 """Is it paying? Cost from probes and traffic from users, brought together."""
 
 import random
+from collections.abc import Iterable
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtpmon.board import ServerBoard
 from mtpmon.grade import Grade, GradeRules
 from mtpmon.model import (
     Amount,
     Baseline,
     Bounded,
     Completion,
+    Counters,
+    Identity,
+    Outcome,
     ProbeOutcome,
     ProbeResult,
+    Props,
+    Reading,
+    Scrape,
     Step,
     StepStream,
     Timings,
     Usage,
 )
-from mtpmon.request import Expiry, Identity
+from mtpmon.request import Expiry
 from mtpmon.verdict import Verdict, VerdictRules
 from mtpmon.worth import (
     Measured,
@@ -31,6 +39,7 @@ from mtpmon.worth import (
     live_design_effect,
     measure,
 )
+from tests.test_board import SETTINGS
 
 HERE = Identity(build="b1", model="m", start_token="t")
 RULES = WorthRules(verdict=VerdictRules(min_steps=100, settle_seconds=0))
@@ -64,6 +73,7 @@ def probed(number: int, *, ratio: float = 2.0, task: str = "code") -> ProbeResul
     plain = tuple(Step(0, 0, 0.01 * rng.uniform(0.98, 1.02)) for _ in range(60))
     return ProbeResult(
         server="a",
+        identity=HERE,
         prompt_id=f"{task}-{number % 8}",
         task=task,
         unix_seconds=1000.0 + number,
@@ -84,7 +94,7 @@ def measured(
     previous: Measured | None = None,
 ) -> Measured:
     return measure(
-        [(probed(number, ratio=ratio), HERE) for number in range(count)],
+        [probed(number, ratio=ratio) for number in range(count)],
         identity=identity,
         now=now,
         previous=previous or Measured(),
@@ -225,7 +235,7 @@ def test_costs_expire(change: dict[str, str], now: float, reason: Expiry) -> Non
 def test_without_anything_to_compare_with_there_is_no_payoff() -> None:
     """One server, and no step of it undrafted: costs, and no ratio."""
     alone = [
-        (msgspec.structs.replace(probed(n), target_only=None, baseline=Baseline.SINGLE), HERE)
+        msgspec.structs.replace(probed(n), target_only=None, baseline=Baseline.SINGLE)
         for n in range(16)
     ]
     found = measure(alone, identity=HERE, now=1100.0, previous=Measured(), rules=RULES)
@@ -237,7 +247,7 @@ def test_without_anything_to_compare_with_there_is_no_payoff() -> None:
 
 def test_one_prompt_asked_again_is_enough_for_costs_and_breaks_nothing() -> None:
     """Its answers are no sample of traffic: there is no payoff of a task, and no fault."""
-    same = [(msgspec.structs.replace(probed(n), prompt_id="p"), HERE) for n in range(8)]
+    same = [msgspec.structs.replace(probed(n), prompt_id="p") for n in range(8)]
     found = measure(same, identity=HERE, now=1100.0, previous=Measured(), rules=RULES)
     assert found.costs is not None
     assert found.tasks == {}
@@ -290,15 +300,12 @@ def test_whatever_probes_brought_there_is_an_answer_or_none(
 ) -> None:
     """Steps without time, without drafts, all alike, absurdly slow: no fault, no NaN."""
     results = [
-        (
-            msgspec.structs.replace(
-                probed(number),
-                prompt_id=prompt,
-                speculating=completion(ours),
-                target_only=completion(plain) if plain is not None else None,
-                baseline=Baseline.SWITCH if switched else Baseline.PAIR,
-            ),
-            HERE,
+        msgspec.structs.replace(
+            probed(number),
+            prompt_id=prompt,
+            speculating=completion(ours),
+            target_only=completion(plain) if plain is not None else None,
+            baseline=Baseline.SWITCH if switched else Baseline.PAIR,
         )
         for number, (ours, plain, prompt, switched) in enumerate(brought)
     ]
@@ -308,3 +315,66 @@ def test_whatever_probes_brought_there_is_an_answer_or_none(
         for bounded in (paid.margin, paid.speedup, paid.breakeven, paid.step_ratio):
             assert bounded.lower <= bounded.value <= bounded.upper
     assert paying.verdict is not None
+
+
+# --- on the board ---
+
+
+def looked(at: float, *, build: str = "b1", token: str = "t") -> Scrape:
+    """A look at an idle server."""
+    return Scrape(
+        monotonic_seconds=at,
+        unix_seconds=1000 + at,
+        duration_seconds=0.01,
+        outcome=Outcome.OK,
+        props=Props(model="m", build=build),
+        counters=Counters(
+            start_token=token,
+            drafts=Reading(0),
+            generated_tokens=Reading(0),
+            generation_seconds=Reading(0),
+            requests_processing=0,
+            requests_deferred=0,
+        ),
+    )
+
+
+def board_of(results: Iterable[ProbeResult], *, restored: bool) -> ServerBoard:
+    board = ServerBoard("a", SETTINGS)
+    if restored:
+        board.restore(results)
+        board.scraped(looked(0))
+    else:
+        board.scraped(looked(0))
+        for result in results:
+            board.probed(result)
+    return board
+
+
+def test_costs_go_on_after_mtpmon_restarts_as_long_as_the_server_does_not() -> None:
+    """The process is the same if its start token is; without one that cannot be known."""
+    results = [probed(number) for number in range(16)]
+    never_left = board_of(results, restored=False).snapshot(monotonic_seconds=0.0)
+    resumed = board_of(results, restored=True).snapshot(monotonic_seconds=0.0)
+    assert never_left.measured.costs is not None
+    assert resumed.measured.costs == never_left.measured.costs
+    assert resumed.grades == never_left.grades
+    nameless = msgspec.structs.replace(HERE, start_token=None)
+    other = [msgspec.structs.replace(result, identity=nameless) for result in results]
+    board = board_of(other, restored=True)
+    assert board.snapshot(monotonic_seconds=0.0).measured.costs is None
+    board.scraped(looked(5, token="t2"))
+    assert board.snapshot(monotonic_seconds=5.0).probe_figures.probes == 8
+
+
+def test_another_build_says_nothing_with_the_words_of_the_one_before() -> None:
+    """Rolling figures and costs both; those of a mere restart go on, but for the costs."""
+    board = board_of([probed(number) for number in range(16)], restored=False)
+    board.scraped(looked(5, token="t2"))
+    restarted = board.snapshot(monotonic_seconds=5.0)
+    assert restarted.probe_figures.probes == 8
+    assert restarted.measured.costs is None
+    board.scraped(msgspec.structs.replace(looked(10, build="b2", token="t3"), counters=None))
+    replaced = board.snapshot(monotonic_seconds=10.0)
+    assert replaced.probe_figures.probes == 0
+    assert len(board.results) == 8, "they can still be looked at"
