@@ -53,6 +53,7 @@ class _Watched:
         self.server = server
         self.suite = suite(config)
         self.keys = api_keys(server)
+        self.capture_files = _versions(server)
         self.board = ServerBoard(
             server.name,
             board_settings(config),
@@ -62,6 +63,11 @@ class _Watched:
         )
         self.watcher: Watcher = watcher(config, server, self.board, clock)
         self.tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def made_from(self) -> object:
+        """What it need not be made anew for while it is the same."""
+        return self.server, self.suite, self.keys, self.capture_files
 
     def start(self, group: asyncio.TaskGroup, *, offset_seconds: float) -> None:
         self.tasks = [
@@ -162,8 +168,9 @@ class Daemon:
         async with AsyncExitStack() as undo:
             for server in config.servers:
                 now = self._watched.get(server.name)
-                wanted = server, asked, api_keys(server)  # a file may hold another key now
-                if same and now is not None and (now.server, now.suite, now.keys) == wanted:
+                # Files may hold another key or capture now.
+                wanted = server, asked, api_keys(server), _versions(server)
+                if same and now is not None and now.made_from == wanted:
                     prepared[server.name] = now
                 else:
                     new = _Watched(server, config, self._clock, self._note)
@@ -302,7 +309,25 @@ class Daemon:
 
 
 def _shared_settings(config: Config) -> object:
-    return config.scrape, config.windows_seconds, config.probe, config.evidence
+    return (
+        config.scrape,
+        config.windows_seconds,
+        config.probe,
+        config.evidence,
+        config.verdict,
+    )
+
+
+def _versions(server: Server) -> tuple[tuple[int, int] | None, ...]:
+    """What tells a file from the one that was there before, for each capture of ``server``."""
+    found: list[tuple[int, int] | None] = []
+    for path in (server.reference_capture, server.baseline_capture):
+        try:
+            status = path.stat() if path is not None else None
+        except OSError:
+            status = None  # reading it says what is wrong
+        found.append((status.st_ino, status.st_mtime_ns) if status is not None else None)
+    return tuple(found)
 
 
 async def run_until_signal(daemon: Daemon, *, started: Callable[[], None] = lambda: None) -> None:

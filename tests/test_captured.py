@@ -19,7 +19,8 @@ from mtpmon.capture import TOKENIZER_SAMPLES, Capture, CaptureError, Usable, Use
 from mtpmon.captured import Captures, facts_of, read_capture, read_for_use, write_capture
 from mtpmon.client import LlamaClient, RequestFailed
 from mtpmon.compose import SYSTEM_CLOCK, board_settings, captures, suite, watcher
-from mtpmon.config import Config, ConfigError, Probe, Server
+from mtpmon.config import Config, ConfigError, Probe, Server, load_config
+from mtpmon.daemon import Daemon
 from mtpmon.model import Baseline, ProbeOutcome, Props
 from mtpmon.watch import Watcher
 from tests.command_line import mtpmon
@@ -544,3 +545,31 @@ def test_probe_with_a_file_that_is_no_capture(
     absent = str(tmp_path / "absent")
     assert main(["probe", "--url", "http://127.0.0.1:9", "--reference", absent]) == 2
     assert "reference_capture: " in capsys.readouterr().err
+
+
+async def test_a_reload_takes_up_a_capture_that_was_made_anew(tmp_path: Path) -> None:
+    """The one that stands there then, even if it is made of the same bytes; else nothing ends."""
+    made, config = tmp_path / "bf16.capture", tmp_path / "mtpmon.yaml"
+    write_capture(made, capture())
+    config.write_text(
+        "servers: [{name: a, url: 'http://127.0.0.1:9', reference_capture: bf16.capture}]\n"
+        "listen: {address: '127.0.0.1:0'}\n"
+    )
+    daemon = Daemon(load_config(config), path=config)
+    started = asyncio.Event()
+    task = asyncio.create_task(daemon.run(started=started.set))
+    await started.wait()
+    try:
+        before = daemon.board["a"]
+        await daemon.reload()
+        assert daemon.board["a"] is before
+        write_capture(made, capture())
+        await daemon.reload()
+        after = daemon.board["a"]
+        assert after is not before
+        config.write_text(config.read_text() + "verdict: {min_steps: 7}\n")
+        await daemon.reload()
+        assert daemon.board["a"] is not after, "another rule for verdicts"
+    finally:
+        daemon.stop()
+        await task
