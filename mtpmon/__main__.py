@@ -10,6 +10,7 @@ from mtpmon.commands import (
     EXIT_INTERRUPTED,
     EXIT_OUTPUT_CLOSED,
     EXIT_USAGE,
+    bench,
     capture,
     check,
     demo,
@@ -41,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"mtpmon {__version__}")
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (run, check, probe, capture, doctor, demo):
+    for module in (run, check, probe, capture, bench, doctor, demo):
         name = module.__name__.rpartition(".")[2]
         command = commands.add_parser(
             name,

@@ -33,6 +33,7 @@ PURE = (
     "request",
     "budget",
     "worth",
+    "sweep",
     "duration",
     "record",
     "export",

@@ -21,7 +21,7 @@ from tests.command_line import COMMAND, broken, ended, mtpmon, started, until
 from tests.far_end import FakeLlama
 
 BAD_CONFIGS = Path(__file__).parent / "bad_configs"
-COMMANDS = ("run", "check", "probe", "capture", "doctor", "demo")
+COMMANDS = ("run", "check", "probe", "capture", "bench", "doctor", "demo")
 
 
 def written(path: Path, text: str) -> Path:
@@ -394,3 +394,39 @@ def fields(kind: Any) -> set[str]:
         return set()
     inner = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     return set(inner).union(*map(fields, inner.values()))
+
+
+# --- bench --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--draft-n-max", "0-3"], "--draft-n-max: '0-3' names no draft lengths; use numbers from"),
+        (["--draft-n-max", "deep"], "--draft-n-max: 'deep' names no draft lengths"),
+        (["--draft-n-max", "1-17"], "use numbers from 1 to 16, such as 1-5 or 1,2,4"),
+        (["--prompts", "0"], "--prompts: 0 is not a number of prompts; use 1 or more"),
+        (["--ready", "0"], "--ready: 0 is no length of time; use 1 or more"),
+        (["--tokens", "0"], "--tokens: "),
+        (["--model", "absent.gguf"], "--model: absent.gguf is no file; name a GGUF file"),
+        (["--llama-server", "/absent"], "/absent"),
+    ],
+)
+async def test_bench_refuses_what_makes_no_sense(arguments: list[str], words: str) -> None:
+    """Before any server starts."""
+    ran = await mtpmon("bench", "--llama-server", "/bin/true", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert words in ran.err
+
+
+async def test_bench_tells_why_a_server_did_not_start(tmp_path: Path) -> None:
+    """With what it printed, and nothing that could steer a terminal."""
+    model = written(tmp_path / "m.gguf", "GGUF")
+    fake = written(
+        tmp_path / "llama-server", "#!/bin/sh\nprintf 'no such \\033[2Jmodel\\n'; exit 3\n"
+    )
+    fake.chmod(0o755)
+    ran = await mtpmon("bench", "--llama-server", fake, "--model", model)
+    assert (ran.code, ran.out) == (1, "")
+    assert "exit code 3" in ran.err
+    assert "\033" not in ran.err

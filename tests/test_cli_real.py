@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from mtpmon.commands.bench import BenchDocument
 from mtpmon.commands.probe import ProbeDocument
 from mtpmon.demo.model import ModelSpec, cached_model
 from mtpmon.demo.server import LlamaServer
@@ -37,6 +38,29 @@ async def pair(model: Path) -> AsyncIterator[tuple[LlamaServer, LlamaServer]]:
         LlamaServer(None, model, speculate=False) as plain,
     ):
         yield drafting, plain
+
+
+# --- bench --------------------------------------------------------------------------------
+
+
+async def test_bench_measures_every_draft_length(model: Path) -> None:
+    """Each on a server of its own, which really drafts so many; none is left behind."""
+    arguments = ("--model", model, "--draft-n-max", "1,3", "--prompts", "15", "--tokens", "32")
+    ran = await mtpmon("bench", *arguments, "--threads", "1", "--json", "--", "--no-cont-batching")
+    assert (ran.code, ran.err) == (0, "")
+    document = msgspec.json.decode(ran.out, type=BenchDocument)
+    assert document.arguments == ("--no-cont-batching",)
+    assert document.model == model.name
+    assert document.build is not None
+    depths = {depth.drafted: depth for depth in document.sweep.depths}
+    assert list(depths) == [1, 3]
+    lengths = {drafted: depth.figures.acceptance_length for drafted, depth in depths.items()}
+    for drafted, depth in depths.items():
+        assert (depth.probes, depth.failed) == (15, 0)
+        assert depth.speedup is not None
+        assert 1 < (lengths[drafted] or 0) <= 1 + drafted
+    assert (lengths[1] or 0) < (lengths[3] or 0)
+    assert depths[1].predicted is not None, "the server with three knows of one"
 
 
 # --- probe --------------------------------------------------------------------------------

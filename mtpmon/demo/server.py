@@ -56,9 +56,10 @@ class LlamaServer:
         slots: Requests served at a time; each has 4096 tokens of context.
         api_key: Required from clients when given.
         metrics: Serve `/metrics`.
-        threads: Of computation.
+        threads: Of computation; `None` leaves it to the server.
         extra_args: Appended to the command line.
         port: A free one is chosen by default, and kept by `restart`.
+        ready_seconds: How long a start may take.
     """
 
     def __init__(  # noqa: PLR0913 - each is a switch of its own that some test needs
@@ -71,9 +72,10 @@ class LlamaServer:
         slots: int = 1,
         api_key: str | None = None,
         metrics: bool = True,
-        threads: int = 1,
+        threads: int | None = 1,
         extra_args: Sequence[str] = (),
         port: int | None = None,
+        ready_seconds: float = READY_SECONDS,
     ) -> None:
         self.binary = find_llama_server(binary)
         self.model = Path(model)
@@ -84,6 +86,7 @@ class LlamaServer:
         self.metrics = metrics
         self.threads = threads
         self.extra_args = tuple(extra_args)
+        self.ready_seconds = ready_seconds
         self._fixed_port = port
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
@@ -231,7 +234,8 @@ class LlamaServer:
         known = options_of(self.binary)
         words = [str(self.binary), "--model", str(self.model), "--host", HOST]
         words += ["--port", str(self.port), "--parallel", str(self.slots)]
-        words += ["--ctx-size", str(CONTEXT_TOKENS * self.slots), "--threads", str(self.threads)]
+        words += ["--ctx-size", str(CONTEXT_TOKENS * self.slots)]
+        words += ["--threads", str(self.threads)] if self.threads is not None else []
         words += [next((o for o in ("--no-ui", "--no-webui") if o in known), "")]
         words += [option for option in ("--no-warmup", "--offline") if option in known]
         if "--fit" in known:
@@ -256,7 +260,7 @@ class LlamaServer:
     async def _start_once(self) -> None:
         self._port = self._fixed_port or free_port()
         self._spawn()
-        await self.wait_ready()
+        await self.wait_ready(self.ready_seconds)
 
     def _spawn(self) -> None:
         leash = [sys.executable, "-ISc", _LEASH, str(os.getpid())]
