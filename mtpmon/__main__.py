@@ -16,6 +16,7 @@ from mtpmon.commands import (
     demo,
     doctor,
     probe,
+    report,
     run,
 )
 from mtpmon.commands.terminal import OutputClosed, abandon_stdout, complain
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"mtpmon {__version__}")
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (run, check, probe, capture, bench, doctor, demo):
+    for module in (run, check, probe, capture, bench, report, doctor, demo):
         name = module.__name__.rpartition(".")[2]
         command = commands.add_parser(
             name,

@@ -25,7 +25,7 @@ from mtpmon.configread import (
     closest,
     shown,
 )
-from mtpmon.duration import UNIT_SECONDS, format_duration
+from mtpmon.duration import format_duration, parse_duration
 
 _BYTES = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024, "B": 1}
 _READINGS = {
@@ -35,7 +35,6 @@ _READINGS = {
     "timestamp": "a date",
 }
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]*)")
-_DURATION = re.compile(r"(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?)(ms|[smhd])?")
 _SIZE = re.compile(r"(0|[1-9][0-9]*)(B|KiB|MiB|GiB)?")
 _NAME_HOST = re.compile(r"[A-Za-z0-9._-]+")
 _ADDRESS = re.compile(r"(?:\[(.+)\]|([^:]*)):(0|[1-9][0-9]{0,4})")
@@ -158,10 +157,9 @@ class Duration(ScalarKind):
 
     def scalar(self, node: Scalar) -> float:
         """Take a number and a unit, or a number of seconds."""
-        match = _DURATION.fullmatch(node.text)
-        if match is None:
+        seconds = parse_duration(node.text)
+        if seconds is None:
             raise self.no(node)
-        seconds = round(float(match[1]) * UNIT_SECONDS[match[2] or "s"], 9)
         if not self._low_seconds <= seconds <= self._high_seconds:
             raise self.out_of_range(node)
         return seconds

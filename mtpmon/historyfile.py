@@ -9,6 +9,7 @@ latest of them, never the file (write-ahead log, ``synchronous=NORMAL``).
 
 import fcntl
 import json
+import math
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -81,6 +82,7 @@ _PAGES = 256  # in the log before they go into the file; freed at once
 _NO_DATABASE = "is no database of mtpmon's, so it is left alone"
 _MOVE_AWAY = "move it away, or name another file as history.path"
 _NOT_OURS = "is another program's database"
+_NAME_OURS = "name the file that history.path names in the configuration of mtpmon run"
 _OWN_FILE = "name a file of its own as history.path"
 
 _decoder = msgspec.json.Decoder(ProbeResult)
@@ -128,10 +130,19 @@ class HistoryFile:
         path: where it is; made if it is not there, its directory is not.
         retention_seconds: rows older than this are deleted.
         max_bytes: greatest size on disk, the write-ahead log included; the oldest rows go.
+        read_only: to read what a running mtpmon writes, changing nothing.
     """
 
-    def __init__(self, path: Path, *, retention_seconds: float, max_bytes: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        retention_seconds: float = math.inf,
+        max_bytes: int = 0,
+        read_only: bool = False,
+    ) -> None:
         self._path = path.absolute()
+        self._read_only = read_only
         self._retention_seconds = retention_seconds
         self._max_bytes = max_bytes
         self._connection: sqlite3.Connection | None = None
@@ -173,6 +184,8 @@ class HistoryFile:
             raise HistoryFileError(doing, problem, fix) from error
 
     def _opened(self) -> sqlite3.Connection:
+        if self._read_only:
+            return self._connected_to_read()
         if not self._corrupt:
             try:
                 return self._connected()
@@ -191,10 +204,25 @@ class HistoryFile:
         if self._path.exists() and not _may_be_database(self._path):
             raise _Refused(_NO_DATABASE, _MOVE_AWAY)
         connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
-        # One bad byte must cost one record, not all that are read with it.
-        connection.text_factory = lambda text: text.decode("utf-8", "replace")
+        connection.text_factory = _lenient
         try:
             _prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _connected_to_read(self) -> sqlite3.Connection:
+        if not self._path.is_file():
+            raise _Refused("is not there", _NAME_OURS)
+        if not _may_be_database(self._path):
+            raise _Refused(_NO_DATABASE, _NAME_OURS)
+        connection = sqlite3.connect(
+            f"{self._path.as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+        )
+        connection.text_factory = _lenient
+        try:
+            _check_readable(connection)
         except BaseException:
             connection.close()
             raise
@@ -248,15 +276,30 @@ class HistoryFile:
 
     # --- reading ------------------------------------------------------------------------
 
-    def probes(self, server: str, outcomes: Iterable[ProbeOutcome], limit: int) -> FoundProbes:
+    def servers(self) -> tuple[str, ...]:
+        """All that something is known of, in the order of their names."""
+        each = " UNION ".join(f"SELECT server FROM {table}" for table in _TABLES)  # noqa: S608
+        with self._usable(Operation.READ) as connection:
+            rows = connection.execute(f"{each} ORDER BY 1").fetchall()
+        return tuple(name for (name,) in rows)
+
+    def probes(
+        self,
+        server: str,
+        outcomes: Iterable[ProbeOutcome],
+        limit: int,
+        *,
+        since_unix_seconds: float = 0.0,
+    ) -> FoundProbes:
         """The latest probes of a server that ended in one of ``outcomes``."""
         wanted = [outcome.value for outcome in outcomes]
         marks = ", ".join("?" * len(wanted))
         with self._usable(Operation.READ) as connection:
             rows = connection.execute(
                 "SELECT result FROM probes"  # noqa: S608
-                f" WHERE server = ? AND outcome IN ({marks}) ORDER BY id DESC LIMIT ?",
-                (server, *wanted, limit),
+                f" WHERE server = ? AND outcome IN ({marks}) AND unix_seconds >= ?"
+                " ORDER BY id DESC LIMIT ?",
+                (server, *wanted, since_unix_seconds, limit),
             ).fetchall()
         results = []
         for (text,) in reversed(rows):
@@ -400,6 +443,17 @@ def _prepare(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
+def _check_readable(connection: sqlite3.Connection) -> None:
+    """Refuse what is not ours, or older than what we read."""
+    if _pragma(connection, "application_id") != APPLICATION_ID:
+        raise _Refused(_NOT_OURS, _NAME_OURS)
+    if (version := _schema_of(connection)) < len(MIGRATIONS):
+        raise _Refused(
+            f"has schema {version}, this mtpmon reads {len(MIGRATIONS)}",
+            "start mtpmon run with it once, which brings it up to date",
+        )
+
+
 def _schema_of(connection: sqlite3.Connection) -> int:
     version = _pragma(connection, "user_version")
     if version > len(MIGRATIONS):
@@ -486,6 +540,11 @@ def _explained(error: Exception, path: Path) -> tuple[str, str]:
                 "let mtpmon's user write to it and to its directory",
             )
     return f"cannot be used: {error}", "see whether its disk is well"
+
+
+def _lenient(text: bytes) -> str:
+    """One bad byte must cost one record, not all that are read with it."""
+    return text.decode("utf-8", "replace")
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -120,8 +120,8 @@ def task_figures(results: Sequence[ProbeResult], *, confidence: float) -> TaskFi
         last_unix_seconds=max((r.unix_seconds for r in results), default=0.0),
         acceptance=accepted / drafted if drafted else None,
         acceptance_length=1 + accepted / steps if steps and resolved else None,
-        tokens_per_second=_rate(ours),
-        target_only_tokens_per_second=_rate(baselines),
+        tokens_per_second=decode_rate(ours),
+        target_only_tokens_per_second=decode_rate(baselines),
         speedup=paired_speedup(results, confidence=confidence),
     )
 
@@ -140,7 +140,7 @@ def paired_speedup(results: Sequence[ProbeResult], *, confidence: float) -> Boun
         if result.speculating is not None and result.target_only is not None:
             if result.speculating.timings.generated_tokens < enough:
                 continue
-            ours, theirs = _rate([result.speculating]), _rate([result.target_only])
+            ours, theirs = decode_rate([result.speculating]), decode_rate([result.target_only])
             if ours and theirs:
                 ratios.append(math.log(ours / theirs))
     if len(ratios) < FEWEST_PAIRS:
@@ -151,7 +151,7 @@ def paired_speedup(results: Sequence[ProbeResult], *, confidence: float) -> Boun
     return Bounded(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
-def _rate(completions: Sequence[Completion]) -> float | None:
+def decode_rate(completions: Sequence[Completion]) -> float | None:
     """Tokens per second of decode steps: a request's first token is the prompt's."""
     tokens = sum(c.timings.generated_tokens - 1 for c in completions)
     seconds = math.fsum(c.timings.generation_seconds for c in completions)

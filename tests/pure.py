@@ -34,6 +34,7 @@ PURE = (
     "budget",
     "worth",
     "sweep",
+    "eras",
     "duration",
     "record",
     "export",

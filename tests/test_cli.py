@@ -21,7 +21,7 @@ from tests.command_line import COMMAND, broken, ended, mtpmon, started, until
 from tests.far_end import FakeLlama
 
 BAD_CONFIGS = Path(__file__).parent / "bad_configs"
-COMMANDS = ("run", "check", "probe", "capture", "bench", "doctor", "demo")
+COMMANDS = ("run", "check", "probe", "capture", "bench", "report", "doctor", "demo")
 
 
 def written(path: Path, text: str) -> Path:
