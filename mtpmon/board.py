@@ -7,6 +7,7 @@ snapshot. What can be computed from facts is computed by pure functions, once pe
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import islice
 
 import msgspec
 
@@ -39,6 +40,7 @@ from mtpmon.model import (
 from mtpmon.record import Event, EventKind, HistoryFigures, Mark, Rollup, changes, rollup
 from mtpmon.request import Request, same_software
 from mtpmon.rolling import ProbeFigures, divergences_of, matrix, rolling
+from mtpmon.trend import Trend, TrendPoint, extended
 from mtpmon.trust import Reason, Reconciliation, distrust, mismatch, reconcile
 from mtpmon.window import Evidence, History, Sample, TrafficFigures, figures
 from mtpmon.worth import (
@@ -54,6 +56,7 @@ from mtpmon.worth import (
 
 DIVERGENCE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 FAILURES_KEPT = 20
+RECENT_PROBES = 5
 RECONCILIATIONS_KEPT = 50
 SETTLING_SECONDS = 5.0  # how long a request of ours that was cut off may stay uncounted
 NOT_RUN = (
@@ -107,7 +110,8 @@ class ServerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     have been running without one ending, so that the counters could not move. ``source``:
     where acceptance can come from. ``mismatch``: share of drafted tokens by which the
     counters disagree with what probes reported. ``capture_usable``: by use, whether the
-    capture configured for it fits the server.
+    capture configured for it fits the server. ``recent_probes``: the latest few that ran,
+    latest first.
     """
 
     name: str
@@ -132,11 +136,13 @@ class ServerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     mismatch: float | None = None
     measured: Measured = Measured()
     paying: Paying = Paying()
+    trend: Trend = Trend()
     grades: Mapping[Cell, Graded] = {}
     probe_totals: ProbeTotals
     probe_figures: ProbeFigures
     probe_timeout_seconds: float
     last_probe: ProbeResult | None
+    recent_probes: tuple[ProbeResult, ...] = ()
     probe_succeeded: bool | None
     last_success_unix_seconds: float | None
     capture_usable: Mapping[str, bool] = {}
@@ -206,6 +212,7 @@ class ServerBoard:
         self._measured = Measured()
         self._measured_of = self._rolled_for = Identity()
         self._paying = Paying()
+        self._trend = Trend()
         self._grades: dict[Cell, Graded] = {}
         self._comparable = self._missing = self._diverged = self._clamped = 0
         self._divergence_counts = [0] * (len(DIVERGENCE_BUCKETS) + 1)
@@ -359,6 +366,15 @@ class ServerBoard:
     def results(self) -> Sequence[ProbeResult]:
         """Completed probes, oldest first, as many as rolling figures hold."""
         return tuple(self._results)
+
+    def _recent(self) -> tuple[ProbeResult, ...]:
+        """The latest that ran, however they ended, latest first."""
+        latest = (
+            *islice(reversed(self._results), RECENT_PROBES),
+            *islice(reversed(self._failures), RECENT_PROBES),
+        )
+        ordered = sorted(latest, key=lambda result: result.unix_seconds, reverse=True)
+        return tuple(ordered[:RECENT_PROBES])
 
     @property
     def failures(self) -> Sequence[ProbeResult]:
@@ -518,11 +534,26 @@ class ServerBoard:
             usages.items(),
             self._measured,
             effect=effect,
-            deciding_seconds=widths[len(widths) // 2],
+            deciding_seconds=self._deciding_seconds,
             now=scrape.unix_seconds,
             previous=self._paying,
             rules=self._settings.worth,
         )
+        self._trend = extended(self._trend, self._point(scrape.unix_seconds))
+
+    def _point(self, now: float) -> TrendPoint:
+        """Where acceptance and breakeven stand now, in the window that verdicts are over."""
+        width = self._deciding_seconds
+        paid = self._paying.windows.get(width)
+        return TrendPoint(
+            unix_seconds=now,
+            acceptance=self._windows["live"][width].acceptance,
+            breakeven=paid.breakeven if paid is not None else None,
+        )
+
+    @property
+    def _deciding_seconds(self) -> float:
+        return deciding(self._settings.windows_seconds)
 
     # --- reading ------------------------------------------------------------------------
 
@@ -580,10 +611,12 @@ class ServerBoard:
             ),
             measured=self._measured,
             paying=self._paying if fresh else Paying(),
+            trend=self._trend,
             grades=self._grades,
             probe_figures=self._probe_figures,
             probe_timeout_seconds=self._settings.probe_timeout_seconds,
             last_probe=self._results[-1] if self._results else None,
+            recent_probes=self._recent(),
             probe_succeeded=self._probe_succeeded,
             last_success_unix_seconds=self._last_success,
             capture_usable=self._capture_usable,
@@ -598,6 +631,11 @@ class ServerBoard:
         drafted = self._own.draft_tokens
         probes_draft = drafted is not None and drafted.value > 0
         return Source.PROBES if probes_draft else Source.NONE
+
+
+def deciding(windows_seconds: Sequence[float]) -> float:
+    """The window that verdicts are over: the middle one of those configured."""
+    return windows_seconds[len(windows_seconds) // 2]
 
 
 def _generated(usage: Usage) -> float:

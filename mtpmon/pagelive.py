@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mtpmon.board import ServerSnapshot, Snapshot, Source
+from mtpmon.board import ServerSnapshot, Snapshot, Source, deciding
 from mtpmon.markup import Html, h, together
 from mtpmon.model import Bounded, Outcome, State
 from mtpmon.pagetext import (
@@ -24,6 +24,7 @@ from mtpmon.pagetext import (
     reason_words,
     state_words,
 )
+from mtpmon.pagetrend import trend
 from mtpmon.payoff import Payoff
 from mtpmon.trust import Reason
 from mtpmon.verdict import Verdict
@@ -105,7 +106,7 @@ def why_no_verdict(server: ServerSnapshot, snapshot: Snapshot) -> str:
 
 def deciding_seconds(snapshot: Snapshot) -> float:
     """The width of the window that the verdict is over."""
-    return snapshot.windows_seconds[len(snapshot.windows_seconds) // 2]
+    return deciding(snapshot.windows_seconds)
 
 
 def _deciding(server: ServerSnapshot, snapshot: Snapshot) -> Payoff | None:
@@ -195,6 +196,7 @@ def live_traffic(server: ServerSnapshot, snapshot: Snapshot) -> Html:
         _activity(server) if server.waiting_seconds is not None else None,
         h("p", _NO_COUNTERS[server.source]) if server.source in _NO_COUNTERS else None,
         _doubts(server) if server.distrust else None,
+        trend(server),
         h("p", _nothing(server, windows, snapshot.unix_seconds))
         if all(is_empty(figures) for _, figures in windows)
         else _table(server, windows, snapshot.unix_seconds),

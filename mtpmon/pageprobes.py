@@ -1,16 +1,18 @@
 """The part of the status page about probes: speed by task, and whether output is the same."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from mtpmon.board import ServerSnapshot
 from mtpmon.compare import DivergenceKind
+from mtpmon.grade import Graded
 from mtpmon.kld import KldSummary
 from mtpmon.markup import Html, h, together
-from mtpmon.model import ProbeOutcome
+from mtpmon.model import ProbeOutcome, ProbeResult
 from mtpmon.pagetext import (
     GRADES,
     LENGTH,
+    NO_DATA,
     PERCENT,
     PLAIN_SPEED,
     PROBE_OUTCOMES,
@@ -31,6 +33,7 @@ from mtpmon.verdict import Verdict
 
 # Speed-up bars run from half to three times, evenly in the logarithm.
 _SLOWEST, _FASTEST = 0.5, 3.0
+_USUAL = (DEFAULT_VARIANT.temperature, DEFAULT_VARIANT.thinking)
 _PLACES = {
     "next_token": "before any draft",
     "after_speculation": "after speculation",
@@ -47,11 +50,14 @@ def probes(server: ServerSnapshot, *, now: float) -> Html:
     """What mtpmon's own requests showed."""
     figures = server.probe_figures
     if not server.probed:
-        body = [h("p", "This server is not probed: probing is off in its configuration.")]
+        body: list[Html | None] = [
+            h("p", "This server is not probed: probing is off in its configuration.")
+        ]
     else:
         body = [h("p", _history(server, now=now), class_="now")]
         if figures.probes:
-            body += [_tasks(server), _same_output(server)]
+            body += [_tasks(server), _ways(server), _same_output(server)]
+        body.append(_latest(server, now=now))
     return h("section", h("h3", "Probes"), *body)
 
 
@@ -107,6 +113,43 @@ def _history(server: ServerSnapshot, *, now: float) -> Html:
     return together(last, failed, " ", ", ".join(counted), ".", wrong)
 
 
+def _latest(server: ServerSnapshot, *, now: float) -> Html | None:
+    """The last few probes, one line each."""
+    if not server.recent_probes:
+        return None
+    rows = (
+        h(
+            "tr",
+            h("td", moment(probe.unix_seconds, now=now).partition(" (")[0]),
+            h("td", probe.prompt_id),
+            h("td", *_how_it_went(probe)),
+        )
+        for probe in server.recent_probes
+    )
+    return together(
+        h("h4", "Last probes ", h("small", h("a", "all of them", href="probes"))),
+        h("table", _head(("began", "prompt", "result")), *rows, class_="latest"),
+    )
+
+
+def _how_it_went(probe: ProbeResult) -> Iterator[Html | str]:
+    if probe.outcome is not ProbeOutcome.COMPLETED:
+        yield h("span", PROBE_OUTCOMES[probe.outcome], class_="mood bad")
+        return
+    timings = probe.speculating.timings if probe.speculating is not None else None
+    if timings is not None and timings.draft_tokens:
+        accepted = timings.accepted_tokens or 0
+        yield f"{PERCENT.written(accepted / timings.draft_tokens)} accepted"
+    else:
+        yield "nothing drafted"
+    if probe.comparison is not None:
+        place = probe.comparison.first_divergence
+        yield ", same output" if place is None else f", differs from token {place + 1} on"
+    for name in probe.invalid:
+        yield ", "
+        yield h("span", name.replace("_", " "), class_="mood bad")
+
+
 def _tasks(server: ServerSnapshot) -> Html:
     columns = ("task", "acceptance, length", "with MTP vs without", "speed-up, line at 1×")
     rows = [_task(name, task, server) for name, task in server.probe_figures.tasks.items()]
@@ -156,7 +199,35 @@ def _verdict(task: str, server: ServerSnapshot) -> Html | None:
 
 def _grade(task: str, server: ServerSnapshot) -> Html | None:
     """The grade of the usual way to ask, which the other figures of the row are of."""
-    found = server.grades.get((task, DEFAULT_VARIANT.temperature, DEFAULT_VARIANT.thinking))
+    return _graded(server.grades.get((task, *_USUAL)))
+
+
+def _ways(server: ServerSnapshot) -> Html | None:
+    """Grades of other ways to ask, if there are any: by task, temperature and thinking."""
+    ways = sorted({(t, thinking) for _, t, thinking in server.grades}, key=str)
+    if not set(ways) - {_USUAL}:
+        return None
+    rows = (
+        h(
+            "tr",
+            h("th", task, scope="row"),
+            *(h("td", _graded(server.grades.get((task, *way))) or h("i", NO_DATA)) for way in ways),
+        )
+        for task in dict.fromkeys(task for task, _, _ in server.grades)
+    )
+    return together(
+        h("h4", "Other ways to ask"),
+        h("table", _head(("task", *map(_way, ways))), *rows, class_="ways"),
+    )
+
+
+def _way(way: tuple[float, bool | None]) -> str:
+    temperature, thinking = way
+    said = "" if thinking is None else ", thinking" if thinking else ", not thinking"
+    return f"temperature {temperature:g}{said}"
+
+
+def _graded(found: Graded | None) -> Html | None:
     if found is None:
         return None
     words = GRADES[found.grade]

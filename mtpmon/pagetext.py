@@ -172,7 +172,7 @@ STATES: dict[State, StateWords] = {
         "bad",
         "key refused",
         "Put the key that llama-server was started with (--api-key) where api_key_env or"
-        " api_key_file of this server points, then restart mtpmon.",
+        " api_key_file of this server points, then reload mtpmon (SIGHUP).",
     ),
     State.METRICS_DISABLED: StateWords("bad", "metrics off", "Start llama-server with --metrics."),
     State.UNREACHABLE: StateWords(

@@ -1,5 +1,6 @@
 """Snapshots for the tests of the status page: what a board may look like."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -12,18 +13,24 @@ from mtpmon.kld import KldSummary
 from mtpmon.model import (
     Amount,
     Bounded,
+    Comparison,
+    Completion,
     Counters,
     Identity,
     Outcome,
     ProbeOutcome,
+    ProbeResult,
     Props,
     Reading,
     State,
+    StepStream,
+    Timings,
     Usage,
 )
 from mtpmon.payoff import Payoff
 from mtpmon.rolling import ProbeFigures, TaskFigures
 from mtpmon.tally import Tally
+from mtpmon.trend import Trend, TrendPoint
 from mtpmon.trust import Reason
 from mtpmon.verdict import Standing, Verdict
 from mtpmon.window import TrafficFigures
@@ -320,8 +327,85 @@ def ready(**changes: Any) -> ServerSnapshot:
         probe_figures=PROBE_FIGURES,
         probe_succeeded=True,
         last_success_unix_seconds=NOW - 49,
+        recent_probes=RECENT,
     )
     return msgspec.structs.replace(server, **changes)
+
+
+def drifting(hours: float = 3.0) -> Trend:
+    """Acceptance that falls from 0.80 to 0.47 and recovers, with a pause of users in it."""
+    points = []
+    for step in range(144):
+        share = step / 143
+        level = 0.80 - 0.33 * math.exp(-(((share - 0.62) / 0.13) ** 2))
+        known = not 0.28 < share < 0.36
+        points.append(
+            TrendPoint(
+                unix_seconds=NOW - 3600 * hours * (1 - share),
+                acceptance=Bounded(level, level - 0.025, level + 0.025) if known else None,
+                breakeven=Bounded(0.552, 0.543, 0.561) if share > 0.05 else None,
+            )
+        )
+    return Trend(points=tuple(points), spacing_seconds=3600 * hours / 143)
+
+
+def asked(
+    number: int, outcome: ProbeOutcome = ProbeOutcome.COMPLETED, **changes: Any
+) -> ProbeResult:
+    """A probe of a minute ago for each number."""
+    done = outcome is ProbeOutcome.COMPLETED
+    answer = Completion(
+        positions=(),
+        timings=Timings(
+            prompt_tokens=20,
+            prompt_seconds=0.1,
+            cached_tokens=0,
+            generated_tokens=64,
+            generation_seconds=1.4,
+            draft_tokens=60,
+            accepted_tokens=48 - 3 * number,
+        ),
+        stream=StepStream(),
+        wall_seconds=1.6,
+    )
+    found = ProbeResult(
+        server="qwen-coder",
+        prompt_id=f"code-{number + 1}",
+        task="code",
+        unix_seconds=NOW - 60 * number - 49,
+        duration_seconds=3.4,
+        outcome=outcome,
+        speculating=answer if done else None,
+        comparison=Comparison(
+            tokens=64,
+            matches=64,
+            matched_prefix=64,
+            first_divergence=None,
+            divergence_margin_nats=None,
+        )
+        if done
+        else None,
+    )
+    return msgspec.structs.replace(found, **changes)
+
+
+RECENT = (
+    asked(0),
+    asked(1, comparison=None),
+    asked(2, ProbeOutcome.TIMEOUT),
+    asked(
+        3,
+        invalid=("repetition_loop",),
+        comparison=Comparison(
+            tokens=64,
+            matches=40,
+            matched_prefix=17,
+            first_divergence=17,
+            divergence_margin_nats=0.003,
+        ),
+    ),
+    asked(4, speculating=None),
+)
 
 
 NO_TRAFFIC = TrafficFigures(throughput_tokens_per_second=0.0)
@@ -428,6 +512,7 @@ def twelve() -> Snapshot:
                 }
             },
             waiting_seconds=0.0,
+            trend=drifting(),
             paying=paying(VERDICTS[place], 0.81 - 0.035 * place, 0.03, 0.64),
         )
         for place, name in enumerate(names)

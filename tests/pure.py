@@ -44,6 +44,8 @@ PURE = (
     "doctorcounters",
     "doctorserver",
     "page",
+    "pagetrend",
+    "trend",
     "pagelive",
     "pageprobes",
     "pagetext",

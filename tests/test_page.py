@@ -12,7 +12,7 @@ import pytest
 from mtpmon import __version__
 from mtpmon.board import ServerSnapshot, Snapshot, Source
 from mtpmon.cost import PlainSource
-from mtpmon.grade import Grade
+from mtpmon.grade import Grade, Graded
 from mtpmon.kld import KldSummary
 from mtpmon.markup import Html, h, together
 from mtpmon.model import (
@@ -207,8 +207,8 @@ def test_what_servers_say_is_escaped() -> None:
 
 
 def test_the_page_of_twelve_servers_is_small() -> None:
-    """Twelve servers in the states they come in take less than 75 kB."""
-    assert len(render_page(twelve()).encode()) < 75_000
+    """Twelve servers in the states they come in take less than 150 kB."""
+    assert len(render_page(twelve()).encode()) < 150_000
 
 
 def test_rendering_is_quick() -> None:
@@ -827,6 +827,37 @@ def test_probe_history() -> None:
         " 41 given up for a user's request, 2 out of time. task"
     ) in read(ready())
     assert "No probe has completed yet. 1 550 skipped: server asleep." in read(sleeping())
+
+
+def test_the_last_probes_are_listed() -> None:
+    """How each went, whatever way that was."""
+    assert (
+        "Last probes all of them began prompt result"
+        " 15:21:18 UTC code-1 80.0 % accepted, same output"
+        " 15:20:18 UTC code-2 75.0 % accepted"
+        " 15:19:18 UTC code-3 out of time"
+        " 15:18:18 UTC code-4 65.0 % accepted, differs from token 18 on, repetition loop"
+        " 15:17:18 UTC code-5 nothing drafted, same output"
+    ) in read(ready())
+    assert "Last probes" not in read(ready(recent_probes=()))
+
+
+def test_other_ways_to_ask_are_graded_side_by_side() -> None:
+    """By task, temperature and thinking; a cell without enough probes says so."""
+    good, poor = Graded(Grade.RECOMMENDED, True), Graded(Grade.NOT_RECOMMENDED, False)
+    grades = {
+        ("code", 0.0, None): good,
+        ("code", 0.7, True): good,
+        ("code", 0.7, False): poor,
+        ("essay", 0.0, None): poor,
+    }
+    text = read(ready(grades=grades))
+    assert (
+        "Other ways to ask task temperature 0 temperature 0.7, not thinking temperature 0.7,"
+        " thinking code recommended probably not recommended recommended"
+        " essay probably not recommended no data no data"
+    ) in text
+    assert "Other ways" not in read(ready()), "of the usual way alone the tasks' table tells"
 
 
 def test_failed_probe_points_to_its_reason() -> None:

@@ -17,6 +17,7 @@ from tests.page_snapshots import (
     NOW,
     WINDOWS,
     doubtful,
+    drifting,
     figures,
     hostile,
     idle,
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 MANY_WINDOWS = (*WINDOWS, 7200.0, 21600.0, 43200.0, 86400.0)
 PAGES: dict[str, Snapshot] = {
     "no data": snapshot(unseen()),
-    "one": snapshot(ready()),
+    "one": snapshot(ready(trend=drifting())),
     "states": snapshot(
         idle(), sleeping(), unreachable(), unauthorized(), config_reload_successful=False
     ),
@@ -317,7 +318,7 @@ async def test_keyboard_reaches_everything(browser: Browser) -> None:
     )
     async with opened(browser, shown) as (tab, _):
         reached = []
-        for _ in range(11):
+        for _ in range(12):
             await tab.press("Tab")
             reached.append(
                 await tab.run(
@@ -330,7 +331,7 @@ async def test_keyboard_reaches_everything(browser: Browser) -> None:
         "Pause",
         *("/metrics", "/probes", "/config", "/-/healthy", "/-/ready"),
         *("qwen-coder", "night-batch"),
-        *(scrolls, scrolls),
+        *(scrolls, "all of them", scrolls),
         "What the figures mean",
     ]
 
