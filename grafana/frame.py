@@ -15,8 +15,8 @@ _EVENT_STEP = "1m"  # how finely events are looked for
 
 # Both are there for every server that is configured, whether or not it ever answered; the
 # throughput of a window is there without drafts as well.
-_SERVERS = "label_values(mtpmon_server_restarts_total, server)"
-_WINDOWS = (
+SERVERS = "label_values(mtpmon_server_restarts_total, server)"
+WINDOWS = (
     'label_values({__name__=~"mtpmon_acceptance_ratio|mtpmon_throughput_tokens_per_second"},'
     " window)"
 )
@@ -64,7 +64,7 @@ def _asked(name: str, query: str) -> dashboard.QueryVariable:
 
 
 def _server(*, many: bool) -> dashboard.QueryVariable:
-    variable = _asked("server", _SERVERS).label("Server")
+    variable = _asked("server", SERVERS).label("Server")
     if not many:
         return variable.description("The server this page is about.").multi(False)
     every = models.VariableOption(text=["All"], value=["$__all"])
@@ -75,7 +75,7 @@ def _server(*, many: bool) -> dashboard.QueryVariable:
 def _window() -> dashboard.QueryVariable:
     chosen = models.VariableOption(text=USUAL_WINDOW, value=USUAL_WINDOW)
     return (
-        _asked("window", _WINDOWS)
+        _asked("window", WINDOWS)
         .label("Window")
         .description("Span that live figures are over, one of those mtpmon is configured with.")
         .multi(False)
@@ -100,7 +100,7 @@ class Events(models.AnnotationQuery):
     def __init__(
         self, name: str, expr: str, colour: str, title: str, *, at_value: bool = False
     ) -> None:
-        super().__init__(name=name, datasource=SOURCE, expr=expr, icon_color=colour, built_in=None)
+        super().__init__(name=name, datasource=SOURCE, expr=expr, icon_color=colour)
         self._details = {
             "step": _EVENT_STEP,
             "titleFormat": title,

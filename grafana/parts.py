@@ -256,7 +256,8 @@ def _shade(panel: timeseries.Panel, band: Band) -> timeseries.Panel:
     thin = [fixed(band.colour), setting("custom.lineWidth", 0), aside]
     thin.append(setting("custom.showPoints", "never"))
     shade = [setting("custom.fillBelowTo", band.lower_name), setting("custom.fillOpacity", 15)]
-    panel = panel.override_by_name(band.name, [fixed(band.colour)])
+    if band.middle is not None:
+        panel = panel.override_by_name(band.name, [fixed(band.colour)])
     panel = panel.override_by_name(band.lower_name, thin)
     return panel.override_by_name(band.upper_name, [*thin, *shade])
 

@@ -134,25 +134,20 @@ def _probes() -> Sequence[Cell]:
 
 
 def _trust() -> Sequence[Cell]:
+    success = value("mtpmon_probe_last_success_timestamp_seconds", ONE)
     last = figure(
         Text(
             "Last probe",
-            "When the last completed probe began, and whether the last one that ran completed.",
+            "When the last completed probe began, and whether the last one that ran did complete.",
             NOT_MEASURED,
         ),
         AGO,
         [
-            Query(
-                f"{value('mtpmon_probe_last_success_timestamp_seconds', ONE)} * 1000", "completed"
-            ),
-            Query(f"{value('mtpmon_probe_success', ONE)} == 1", "the last one is good"),
-            Query(f"{value('mtpmon_probe_success', ONE)} == 0", "the last one failed"),
+            Query(f"{success} * 1000", "last completed"),
+            Query(value("mtpmon_probe_success", ONE), "the last one completed"),
         ],
         named=True,
-        colours={"the last one is good": GREEN, "the last one failed": RED},
-    )
-    for name in ("the last one is good", "the last one failed"):
-        last = last.override_by_name(name, [setting("unit", "bool_yes_no")])
+    ).override_by_name("the last one completed", [setting("unit", "bool_yes_no")])
     compared = figure(
         Text(
             "Compared with",
@@ -173,7 +168,7 @@ def _trust() -> Sequence[Cell]:
             "Reasons to distrust the counters",
             "Why mtpmon does not believe this build's speculative counters. While any stands,"
             " live figures may be wrong; probes' figures are not affected.",
-            "none",
+            "none known",
         ),
         COUNT,
         [Query(f"{value('mtpmon_figures_untrusted', ONE, 'reason')} == 1", "{{reason}}")],

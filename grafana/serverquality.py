@@ -220,7 +220,7 @@ def _evidence() -> Sequence[Cell]:
     )
     shifts = graph(
         Text(
-            "Detected changes",
+            "Changes found",
             "Changes found per hour, by figure and direction. They are marked on the time axes at"
             " the moment they began.",
             NOT_SEEN,
