@@ -41,6 +41,7 @@ from grafana.promql import (
     live,
     measured_speedup,
     number,
+    series,
     value,
 )
 
@@ -133,6 +134,8 @@ def _table() -> Line:
     verdict = holding("mtpmon_verdict", MANY, "verdict")
     least, most = (value(bound, MANY, window=WINDOW) for bound in (MARGIN_LOWER, MARGIN_UPPER))
     modelled = value(MODELLED, MANY, window=WINDOW)
+    restarts = f"increase({series('mtpmon_server_restarts_total', MANY)}[$__range])"
+    alerts = series("ALERTS", MANY, alertname="~Mtpmon.*", alertstate="firing")
     columns = [
         Column("state", state, label="state", unknown=NOT_SEEN, colours=STATE_COLOURS),
         Column("verdict", verdict, label="verdict", unknown=NOT_SEEN, colours=VERDICT_COLOURS),
@@ -145,7 +148,9 @@ def _table() -> Line:
         Column("one stream", live(DECODE, MANY), TOKENS_PER_SECOND),
         Column("all streams", live(THROUGHPUT, MANY), TOKENS_PER_SECOND),
         Column("KLD", KLD, NATS, unknown=NOT_MEASURED),
-        Column("alerts", f"count by (server) ({firing()})", COUNT, unknown="none"),
+        # There for every server, so that one never looked at has a row as well.
+        Column("restarts", f"round(max by (server) ({restarts}))", COUNT, unknown=NOT_SEEN),
+        Column("alerts", f"count by (server) ({alerts})", COUNT, unknown="none"),
     ]
     text = Text(
         "Servers",
@@ -153,7 +158,7 @@ def _table() -> Line:
         " chosen window. Drafting pays for certain where the margin is green in both columns and"
         " costs where both are red. Speed-up: modelled of users' traffic, and measured by probes,"
         " mean of all tasks. KLD: mean divergence after speculation, a lower bound; it needs a"
-        " second server or a capture.",
+        " second server or a capture. Restarts: of llama-server, in the chosen time.",
         NOT_SEEN,
     )
     table = matrix(text, "server", columns, linked=True, sorted_by="margin at least")

@@ -26,7 +26,7 @@ from mtpmon.verdict import Verdict
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 SHARE, SECONDS, COUNT, BYTES = "percentunit", "s", "short", "bytes"
-TOKENS_PER_SECOND, TIMES, NATS, TOKENS = "suffix: tok/s", "suffix: ×", "suffix: nats", "short"
+TOKENS_PER_SECOND, TIMES, NATS, TOKENS = "suffix:tok/s", "suffix:×", "suffix:nats", "short"
 AGO = "dateTimeFromNow"  # of milliseconds since 1970
 
 NO_TRAFFIC = "no traffic"
@@ -159,6 +159,16 @@ def words(colours: Mapping[str, str], *, numbered: bool) -> models.ValueMap:
             )
             for place, (word, colour) in enumerate(colours.items())
         }
+    )
+
+
+def nothing(text: str) -> models.SpecialValueMap:
+    """Words in grey where there is no sample: the colour of the lowest value would judge it."""
+    return models.SpecialValueMap(
+        options=models.DashboardSpecialValueMapOptions(
+            match=models.SpecialValueMatch.NULL_AND_NAN,
+            result=models.ValueMappingResult(text=text, color=GREY),
+        )
     )
 
 
@@ -321,14 +331,15 @@ def figure(
     panel = panel.text_mode(shown)
     panel = panel.color_mode(common_models.BigValueColorMode.VALUE)
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+    mappings: list[models.ValueMapping] = [nothing(text.unknown)]
     if numbered:
-        panel = panel.mappings([words(colours or {}, numbered=True)])
+        mappings.append(words(colours or {}, numbered=True))
         panel = panel.color_mode(common_models.BigValueColorMode.BACKGROUND_SOLID)
     else:
         for name, colour in (colours or {}).items():
             panel = panel.override_by_name(name.replace("_", " "), [fixed(colour)])
             panel = panel.override_by_name(name, [fixed(colour)])
-    return _asked(panel, queries, now=True)
+    return _asked(panel.mappings(mappings), queries, now=True)
 
 
 def bars(
@@ -448,8 +459,10 @@ def _column_settings(column: Column) -> list[models.DynamicConfigValue]:
     found = [setting("unit", "string" if column.label is not None else column.unit)]
     found.append(setting("noValue", column.unknown))
     if column.colours is not None:
-        found.append(setting("mappings", [words(column.colours, numbered=False)]))
+        mappings = [nothing(column.unknown), words(column.colours, numbered=False)]
+        found.append(setting("mappings", mappings))
     if column.signed:
+        found.append(setting("mappings", [nothing(column.unknown)]))
         found.append(setting("thresholds", sign().build()))
     if column.signed or column.colours is not None:
         found.append(setting("custom.cellOptions", {"type": "color-text"}))

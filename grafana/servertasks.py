@@ -82,7 +82,6 @@ def tasks() -> Sequence[Line]:
                 "last probe",
                 f"{_of_task('mtpmon_probe_figures_timestamp_seconds')} * 1000",
                 AGO,
-                BLUE,
                 unknown=NOT_MEASURED,
             ),
         ],

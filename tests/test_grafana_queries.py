@@ -110,6 +110,27 @@ def test_overrides_are_for_series_that_are_there(url: str, name: str) -> None:
                     assert setting["value"] in legends, panel["title"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_columns_are_of_the_answers(url: str, name: str) -> None:
+    """What tables rename or leave out is a value or a label that the answers have."""
+    for panel in panels(dashboard(name)):
+        if panel["targets"][0]["format"] != "table":
+            continue
+        labels = {"Value"} if len(panel["targets"]) == 1 else set()
+        for target in panel["targets"]:
+            labels.add(f"Value #{target['refId']}")
+            for series in query(url, filled_in(target["expr"]), NOW):
+                labels |= set(series.labels)
+        steps = [each["options"] for each in panel["transformations"]]
+        renamed = [step.get("renameByName", {}) for step in steps]
+        assert {old for each in renamed for old in each} <= labels, panel["title"]
+        for step in steps:
+            values = {old for old in labels if old.startswith("Value #")}
+            if set(step.get("renameByName", {})) & values:
+                told = {**step["renameByName"], **step["excludeByName"]}
+                assert values <= set(told), panel["title"]
+
+
 @pytest.mark.parametrize("variable", [SERVERS, WINDOWS])
 def test_menus_have_entries(url: str, variable: str) -> None:
     """All servers, the one never looked at as well; all windows."""
