@@ -232,6 +232,10 @@ def graph(
     ``colours`` and ``dashed`` are by name of the line; ``linked``: a line leads to its server.
     """
     panel = _described(timeseries.Panel(), text, unit)
+    # A server has the same colour on all panels.
+    by_name = models.FieldColorModeId.PALETTE_CLASSIC_BY_NAME
+    palette = by_name if linked else models.FieldColorModeId.PALETTE_CLASSIC
+    panel = panel.color_scheme(dashboard.FieldColor().mode(palette))
     panel = panel.line_width(2).fill_opacity(0).span_nulls(False)
     panel = panel.show_points(common_models.VisibilityMode.AUTO).axis_soft_min(0)
     panel = panel.legend(
@@ -350,6 +354,8 @@ def bars(
     panel = panel.orientation(common_models.VizOrientation.VERTICAL).fill_opacity(80).line_width(0)
     panel = panel.show_value(common_models.VisibilityMode.AUTO).group_width(0.8).bar_width(0.9)
     panel = panel.stacking(common_models.StackingMode.NONE)
+    palette = dashboard.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC)
+    panel = panel.color_scheme(palette)
     panel = panel.legend(
         common.VizLegendOptions()
         .show_legend(len(queries) > 1)

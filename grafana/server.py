@@ -191,7 +191,7 @@ def _identity() -> Line:
             "Changes that stand",
             "Figures that a sequential test finds changed against their own recent past, and the"
             " direction. Marked on the time axes with the moment they began.",
-            "none detected",
+            "none known",
         ),
         COUNT,
         [
