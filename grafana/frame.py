@@ -12,6 +12,7 @@ from grafana.promql import MANY, ONE, SHIFTS, firing, series
 TAG = "mtpmon"
 USUAL_WINDOW = "5m"
 _EVENT_STEP = "1m"  # how finely events are looked for
+_EVENT_SPAN = "2m"  # holds two scrapes, even rare ones
 
 # Both are there for every server that is configured, whether or not it ever answered; the
 # throughput of a window is there without drafts as well.
@@ -88,9 +89,10 @@ def _others() -> dashboard.DashboardLink:
         dashboard.DashboardLink("mtpmon")
         .type(models.DashboardLinkType.DASHBOARDS)
         .tags([TAG])
-        .tooltip("The other dashboards, for the same time and servers.")
+        .tooltip("The other dashboards, for the same time.")
         .keep_time(True)
-        .include_vars(True)
+        # A choice of several servers would be none on the page of one.
+        .include_vars(False)
     )
 
 
@@ -149,7 +151,7 @@ def _events(servers: str) -> Sequence[Events]:
         ),
         Events(
             "Restarts",
-            f"increase({series('mtpmon_server_restarts_total', servers)}[{_EVENT_STEP}]) > 0",
+            f"increase({series('mtpmon_server_restarts_total', servers)}[{_EVENT_SPAN}]) > 0",
             BLUE,
             "{{server}} restarted",
         ),

@@ -34,7 +34,7 @@ NOT_MEASURED = "not measured"
 NOT_SEEN = "not seen yet"
 
 GREEN, RED, YELLOW, BLUE, ORANGE, PURPLE, GREY = (
-    *("green", "red", "yellow", "blue", "orange", "purple", "text"),
+    *("green", "red", "yellow", "blue", "orange", "purple", "#8e8e8e"),
 )
 VERDICT_COLOURS: Mapping[str, str] = {
     Verdict.PAYING: GREEN,
@@ -341,8 +341,8 @@ def figure(
         panel = panel.color_mode(common_models.BigValueColorMode.BACKGROUND_SOLID)
     else:
         for name, colour in (colours or {}).items():
-            panel = panel.override_by_name(name.replace("_", " "), [fixed(colour)])
-            panel = panel.override_by_name(name, [fixed(colour)])
+            word = setting("displayName", name.replace("_", " "))
+            panel = panel.override_by_name(name, [fixed(colour), word])
     return _asked(panel.mappings(mappings), queries, now=True)
 
 

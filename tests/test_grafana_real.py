@@ -18,7 +18,7 @@ SCRAPE_SECONDS = 2
 LONGEST_SECONDS = 240.0
 
 # Panels and events that stay without data after the demo's traffic, and why.
-EMPTY = {}
+EMPTY: dict[tuple[str, str], str] = {}
 
 
 def config(url: str) -> str:
@@ -57,9 +57,8 @@ async def test_after_the_demos_traffic_every_panel_has_data(tmp_path: Path) -> N
             missing = None
             while missing is None or (missing and time.time() - began < LONGEST_SECONDS):
                 await asyncio.sleep(10)
-                found = await asyncio.to_thread(empty, url, began)
-                missing = {place for place in found}
-                print(round(time.time() - began), len(missing))
+                missing = await asyncio.to_thread(empty, url, began)
+                print(round(time.time() - began), len(missing), flush=True)
             for each in sorted(missing):
-                print(each)
+                print(each, flush=True)
     assert not missing
