@@ -2,19 +2,9 @@
 
 from grafana_foundation_sdk.builders import timeseries
 
-from grafana.parts import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    RED,
-    SHARE,
-    YELLOW,
-    Band,
-    Query,
-    Text,
-    graph,
-)
+from grafana.looks import BLUE, GREEN, GREY, ORANGE, RED, SHARE, YELLOW
+from grafana.overtime import Band, graph
+from grafana.parts import Query, Text
 from grafana.promql import (
     ACCEPTANCE,
     BREAKEVEN,

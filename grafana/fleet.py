@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders import table
 
 from grafana.frame import framed
 from grafana.layout import Cell, Dashboard, Line, Section, placed
-from grafana.parts import (
+from grafana.looks import (
     COUNT,
     NATS,
     NOT_MEASURED,
@@ -16,15 +16,10 @@ from grafana.parts import (
     TIMES,
     TOKENS_PER_SECOND,
     VERDICT_COLOURS,
-    Column,
-    Query,
-    Text,
-    graph,
-    heat,
-    matrix,
-    ranking,
-    timeline,
 )
+from grafana.now import ranking
+from grafana.overtime import graph, heat, timeline
+from grafana.parts import Query, Text
 from grafana.promql import (
     DECODE,
     MANY,
@@ -41,6 +36,7 @@ from grafana.promql import (
     series,
     value,
 )
+from grafana.tables import Column, matrix
 
 UID = "mtpmon-fleet"
 SHOWN = 10  # servers in each ranking

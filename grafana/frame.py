@@ -6,7 +6,8 @@ from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as models
 
-from grafana.parts import BLUE, ORANGE, PURPLE, RED, SOURCE
+from grafana.looks import BLUE, ORANGE, PURPLE, RED
+from grafana.parts import SOURCE
 from grafana.promql import MANY, ONE, SHIFTS, firing, series
 
 TAG = "mtpmon"

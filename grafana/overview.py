@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from grafana.figures import against_breakeven
 from grafana.frame import framed
 from grafana.layout import Cell, Dashboard, Line, Section, placed
-from grafana.parts import (
+from grafana.looks import (
     COUNT,
     NATS,
     NOT_MEASURED,
@@ -16,15 +16,11 @@ from grafana.parts import (
     TIMES,
     TOKENS_PER_SECOND,
     VERDICT_COLOURS,
-    Column,
-    Query,
-    Text,
-    figure,
     fixed,
-    graph,
-    matrix,
-    timeline,
 )
+from grafana.now import figure
+from grafana.overtime import graph, timeline
+from grafana.parts import Query, Text
 from grafana.promql import (
     ACCEPTANCE,
     BREAKEVEN,
@@ -44,6 +40,7 @@ from grafana.promql import (
     series,
     value,
 )
+from grafana.tables import Column, matrix
 
 UID = "mtpmon-overview"
 MEASURED = measured_speedup(MANY)

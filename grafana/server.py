@@ -3,7 +3,7 @@
 from grafana.figures import against_breakeven, banded
 from grafana.frame import framed
 from grafana.layout import Cell, Dashboard, Line, Section, placed
-from grafana.parts import (
+from grafana.looks import (
     BLUE,
     COUNT,
     GREEN,
@@ -17,15 +17,11 @@ from grafana.parts import (
     TOKENS,
     TOKENS_PER_SECOND,
     VERDICT_COLOURS,
-    Column,
-    Query,
-    Text,
-    figure,
     fixed,
-    graph,
-    matrix,
-    timeline,
 )
+from grafana.now import figure
+from grafana.overtime import graph, timeline
+from grafana.parts import Query, Text
 from grafana.promql import (
     ACCEPTANCE,
     BREAKEVEN,
@@ -47,6 +43,7 @@ from grafana.servermonitor import monitor
 from grafana.serverquality import quality
 from grafana.servertasks import tasks
 from grafana.servertraffic import traffic
+from grafana.tables import Column, matrix
 
 UID = "mtpmon-server"
 

@@ -4,22 +4,10 @@ from collections.abc import Sequence
 
 from grafana.figures import banded
 from grafana.layout import Cell, Line
-from grafana.parts import (
-    BLUE,
-    COUNT,
-    GREEN,
-    NOT_MEASURED,
-    SECONDS,
-    SHARE,
-    TIMES,
-    TOKENS,
-    Query,
-    Text,
-    bars,
-    figure,
-    graph,
-    setting,
-)
+from grafana.looks import BLUE, COUNT, GREEN, NOT_MEASURED, SECONDS, SHARE, TIMES, TOKENS, setting
+from grafana.now import bars, figure
+from grafana.overtime import graph
+from grafana.parts import Query, Text
 from grafana.promql import ONE, WINDOW, bounds, kept_lengths, live, per_second, value
 
 _GAIN = "mtpmon_best_draft_gain_ratio"

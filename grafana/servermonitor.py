@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from grafana.layout import Cell, Line
-from grafana.parts import (
+from grafana.looks import (
     AGO,
     BYTES,
     COUNT,
@@ -15,13 +15,12 @@ from grafana.parts import (
     SECONDS,
     SHARE,
     TIMES,
-    Query,
-    Text,
-    figure,
     fixed,
-    graph,
     setting,
 )
+from grafana.now import figure
+from grafana.overtime import graph
+from grafana.parts import Query, Text
 from grafana.promql import ONE, of_this_program, per_second, series, value
 
 NO_HISTORY = "no history configured"

@@ -3,21 +3,10 @@
 from collections.abc import Sequence
 
 from grafana.layout import Cell, Line
-from grafana.parts import (
-    COUNT,
-    GREEN,
-    NATS,
-    NOT_MEASURED,
-    NOT_SEEN,
-    ORANGE,
-    PURPLE,
-    RED,
-    SHARE,
-    Query,
-    Text,
-    graph,
-    histogram,
-)
+from grafana.looks import COUNT, GREEN, NATS, NOT_MEASURED, NOT_SEEN, ORANGE, PURPLE, RED, SHARE
+from grafana.now import histogram
+from grafana.overtime import graph
+from grafana.parts import Query, Text
 from grafana.promql import ONE, per_second, series, value
 
 KLD = "mtpmon_kld_nats"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from grafana.figures import banded
 from grafana.layout import Cell, Line
-from grafana.parts import (
+from grafana.looks import (
     AGO,
     BLUE,
     GREEN,
@@ -15,13 +15,11 @@ from grafana.parts import (
     TOKENS_PER_SECOND,
     VERDICT_COLOURS,
     YELLOW,
-    Column,
-    Query,
-    Text,
-    graph,
-    matrix,
 )
+from grafana.overtime import graph
+from grafana.parts import Query, Text
 from grafana.promql import ONE, bounds, series, value
+from grafana.tables import Column, matrix
 from mtpmon.grade import Grade
 
 GRADE_COLOURS = {

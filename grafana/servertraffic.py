@@ -4,16 +4,9 @@ from collections.abc import Sequence
 
 from grafana.figures import banded
 from grafana.layout import Cell, Line
-from grafana.parts import (
-    BLUE,
-    COUNT,
-    NOT_SEEN,
-    SECONDS,
-    TOKENS_PER_SECOND,
-    Query,
-    Text,
-    graph,
-)
+from grafana.looks import BLUE, COUNT, NOT_SEEN, SECONDS, TOKENS_PER_SECOND
+from grafana.overtime import graph
+from grafana.parts import Query, Text
 from grafana.promql import DECODE, ONE, THROUGHPUT, WINDOW, live, per_second, value
 
 

@@ -15,7 +15,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from grafana import generate
 from grafana.frame import framed
 from grafana.layout import GRID_WIDTH, Cell, Line, Section, panel_id, placed
-from grafana.parts import Query, Text, graph
+from grafana.overtime import graph
+from grafana.parts import Query, Text
 from grafana.promql import bounds
 from mtpmon.export import METRICS, OWN_METRICS
 from tests.dashboards import (

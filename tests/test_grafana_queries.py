@@ -7,7 +7,7 @@ import pytest
 
 from grafana import generate
 from grafana.frame import SERVERS, WINDOWS
-from grafana.parts import VERDICT_COLOURS
+from grafana.looks import VERDICT_COLOURS
 from grafana.promql import ACCEPTANCE, MANY, acceptance_by_worth, kept_lengths, live, number
 from tests.dashboards import (
     RANGE_SECONDS,
