@@ -103,11 +103,11 @@ def _added(now: float) -> str:
     """What no board here has: the process, alerts, and changes that were detected."""
     text = [f"process_cpu_seconds_total {now / 100}", "process_resident_memory_bytes 5e+07"]
     if now > RESTARTED:
-        for labels in (
+        firing = (
             f'alertname="MtpmonAcceptanceBelowBreakeven",server="{BUSY}"',
             'alertname="MtpmonConfigReloadFailed"',
-        ):
-            text.append(f'ALERTS{{{labels},alertstate="firing"}} 1')
+        )
+        text += [f'ALERTS{{{labels},alertstate="firing"}} 1' for labels in firing]
     for figure in ("acceptance", "decode_speed", "kld"):
         name = f"mtpmon_{figure}_shift"
         labels = f'{{server="{BUSY}",direction="fall"}}'
