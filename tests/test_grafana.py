@@ -10,7 +10,8 @@ import pytest
 import yaml
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import Dashboard
+from grafana_foundation_sdk.models.common import GraphFieldConfig, TableFieldOptions
+from grafana_foundation_sdk.models.dashboard import Dashboard, FieldConfig
 
 from grafana import generate
 from grafana.frame import framed
@@ -86,6 +87,19 @@ def test_all_of_it_is_in_grafanas_schema(name: str) -> None:
         for extra in ("step", "titleFormat", "textFormat", "tagKeys", "useValueForTime"):
             del event[extra]
     assert json.loads(text) == found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_overrides_set_what_there_is_to_set(name: str) -> None:
+    """Their names and values are free text in the schema; a wrong one would do nothing."""
+    customs: dict[str, Any] = {"timeseries": GraphFieldConfig, "table": TableFieldOptions}
+    for panel in panels(dashboard(name)):
+        for override in panel["fieldConfig"]["overrides"]:
+            for each in override["properties"]:
+                kind, _, field = each["id"].rpartition(".")
+                model = customs[panel["type"]] if kind == "custom" else FieldConfig
+                read = model.from_json({field: each["value"]})
+                assert field in read.to_json(), f"{panel['title']}: {each['id']}"
 
 
 @pytest.mark.parametrize("name", NAMES)
