@@ -38,12 +38,17 @@ def scrape(
     at: float,
     requests: int = 0,
     *,
+    kept: tuple[int, ...] | None = None,
     processing: int = 0,
     token: str = "t",
     overlapped: bool = False,
     quantum: float = 0.0,
 ) -> Scrape:
-    """A server after that many equal requests: 21 tokens, 10 drafts of 3, 7 + 3 kept."""
+    """A server after that many equal requests: 21 tokens, 10 drafts of 3, 7 + 3 kept.
+
+    ``kept``: other totals of what was kept, by position.
+    """
+    kept = (7 * requests, 3 * requests, 0) if kept is None else kept
     return Scrape(
         monotonic_seconds=at,
         unix_seconds=1000 + at,
@@ -55,8 +60,8 @@ def scrape(
             start_token=token,
             drafts=Reading(10 * requests),
             draft_tokens=Reading(30 * requests),
-            accepted_tokens=Reading(10 * requests),
-            accepted_by_position=(7 * requests, 3 * requests, 0),
+            accepted_tokens=Reading(sum(kept)),
+            accepted_by_position=kept,
             generated_tokens=Reading(21 * requests, quantum),
             generation_seconds=Reading(requests, 1e-6),
             prompt_tokens=Reading(5 * requests),

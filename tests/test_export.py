@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from prometheus_client.parser import (
     text_string_to_metric_families as plain_families,
 )
 
-from mtpmon.board import Board, ServerBoard
+from mtpmon.board import Board, ServerBoard, Snapshot
 from mtpmon.export import METRICS, OWN_METRICS, BoardCollector
 from mtpmon.model import (
     Baseline,
@@ -93,14 +94,16 @@ def full_board() -> Board:
     return Board([everything, unknown, gone], SETTINGS.windows_seconds)
 
 
-def registry(board: Board) -> CollectorRegistry:
+def board_registry(snapshot: Callable[[], Snapshot]) -> CollectorRegistry:
     found = CollectorRegistry(auto_describe=False)
-    found.register(
-        BoardCollector(
-            lambda: board.snapshot(monotonic_seconds=6, unix_seconds=2000, history=HISTORY)
-        )
-    )
+    found.register(BoardCollector(snapshot))
     return found
+
+
+def registry(board: Board) -> CollectorRegistry:
+    return board_registry(
+        lambda: board.snapshot(monotonic_seconds=6, unix_seconds=2000, history=HISTORY)
+    )
 
 
 def text(board: Board) -> str:
@@ -194,12 +197,9 @@ def test_no_figure_is_not_a_number() -> None:
 def test_a_failed_reload_shows(successful: bool) -> None:
     """So that an alert can tell that an old configuration is in use."""
     board = Board([], (60.0,))
-    found = CollectorRegistry(auto_describe=False)
-    found.register(
-        BoardCollector(
-            lambda: board.snapshot(
-                monotonic_seconds=0, unix_seconds=0, config_reload_successful=successful
-            )
+    found = board_registry(
+        lambda: board.snapshot(
+            monotonic_seconds=0, unix_seconds=0, config_reload_successful=successful
         )
     )
     assert found.get_sample_value("mtpmon_config_last_reload_successful") == successful
@@ -209,11 +209,8 @@ def test_a_history_that_cannot_be_used_has_no_size() -> None:
     """Its other metrics say so."""
     board = Board([], (60.0,))
     unusable = msgspec.structs.replace(HISTORY, usable=False, size_bytes=None)
-    found = CollectorRegistry(auto_describe=False)
-    found.register(
-        BoardCollector(
-            lambda: board.snapshot(monotonic_seconds=0, unix_seconds=0, history=unusable)
-        )
+    found = board_registry(
+        lambda: board.snapshot(monotonic_seconds=0, unix_seconds=0, history=unusable)
     )
     assert found.get_sample_value("mtpmon_history_usable") == 0
     assert found.get_sample_value("mtpmon_history_bytes") is None

@@ -1,0 +1,1 @@
+"""Grafana dashboards of mtpmon, as a program: `python -m grafana.generate`."""
