@@ -17,6 +17,7 @@ from mtpmon.config import (
     resolve_api_key,
     resolve_target_only_api_key,
 )
+from mtpmon.discovery import discovered
 from mtpmon.duration import format_duration
 from mtpmon.suite import coverage
 
@@ -44,7 +45,7 @@ def execute(args: argparse.Namespace) -> int:
         ConfigError: with all that is wrong.
     """
     source = str(args.config) if args.config is not None else "the default configuration"
-    config = read_config(args.config)
+    config = discovered(read_config(args.config))
     problems = list(_file_problems(config))
     if problems:
         raise ConfigError(source, problems)
