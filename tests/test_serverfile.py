@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,6 +99,14 @@ def test_every_key_of_a_server_has_a_label() -> None:
         "__param_model"
     }
     assert {f"tls_{name}" for name in Tls.__struct_encode_fields__} <= written
+
+
+def test_every_label_is_documented() -> None:
+    """In the table of `docs/configuration.md`, and no other."""
+    page = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = "".join(line for line in page.splitlines() if line.startswith("| `__"))
+    known = {*LABELS, "__scheme__", "__metrics_path__"}
+    assert set(re.findall(r"`(__\w+)`", rows)) == known
 
 
 # --- what is refused ----------------------------------------------------------------------
