@@ -35,6 +35,7 @@ from mtpmon.discovery import Listed, ServerFiles, all_errors, with_listed
 from mtpmon.history import ROLLUP_SECONDS, History
 from mtpmon.model import ProbeOutcome, ProbeResult
 from mtpmon.record import Event
+from mtpmon.supervisor import alive_forever, notify
 from mtpmon.watch import Clock, Watcher
 from mtpmon.web import Web
 
@@ -386,4 +387,13 @@ async def run_until_signal(daemon: Daemon, *, started: Callable[[], None] = lamb
 
     for name, action in (("SIGTERM", daemon.stop), ("SIGINT", daemon.stop), ("SIGHUP", hangup)):
         loop.add_signal_handler(getattr(signal, name), action)
-    await daemon.run(started=started)
+
+    def up() -> None:
+        notify("READY=1")
+        started()
+
+    alive = asyncio.create_task(alive_forever(), name="watchdog")
+    try:
+        await daemon.run(started=up)
+    finally:
+        alive.cancel()
