@@ -192,6 +192,20 @@ def test_prometheus_takes_its_configurations(name: str, tmp_path: Path) -> None:
     assert "FAILED" not in said
 
 
+def test_a_sites_prometheus_does_with_alerts_what_the_plain_one_does() -> None:
+    """The labels that links are made of are the same, and are taken off again."""
+    site = documents(DEPLOY / "fleet" / "site.yml")
+    plain = documents(DEPLOY / "prometheus" / "prometheus.yml")
+    labels = plain["global"]["external_labels"]
+    assert set(site["global"]["external_labels"]) == {"site", *labels}
+    assert site["alerting"] == plain["alerting"]
+    (dropped,) = plain["alerting"]["alert_relabel_configs"]
+    sent = site["remote_write"][0]["write_relabel_configs"]
+    (federated,) = documents(DEPLOY / "fleet" / "federation.yml")["scrape_configs"]
+    assert dropped in sent
+    assert federated["metric_relabel_configs"] == [dropped]
+
+
 # --- kubernetes ---------------------------------------------------------------------------
 
 

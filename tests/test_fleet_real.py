@@ -127,6 +127,8 @@ async def test_the_centre_tells_sites_apart(way: str, tmp_path: Path) -> None:
                 rule_files=[str(DEPLOY / "prometheus" / "rules" / "mtpmon-recording.yml")],
                 url=f"http://{centre if way == 'remote write' else '127.0.0.1:1'}/api/v1/write",
                 alertmanagers=[],
+                grafana_url="http://grafana",
+                docs_url="http://docs/",
             )
             await stack.enter_async_context(prometheus(directory / "site.yml", address))
         series = await until_found(centre, "mtpmon_up == 1", len(SITES))
@@ -142,4 +144,5 @@ async def test_the_centre_tells_sites_apart(way: str, tmp_path: Path) -> None:
                 "server": "coder",
             }
         assert {each["site"] for each in recorded} == set(SITES)
-        assert not await found(centre, '{mtpmon_docs=~".+"}')
+        for label in ("grafana_url", "docs_url"):
+            assert not await found(centre, f'{{{label}=~".+"}}')
