@@ -136,6 +136,7 @@ def _main(snapshot: Snapshot, summary: str) -> Html:
         "main",
         refused,
         unlisted,
+        None if snapshot.servers else h("p", "No server is watched: none is listed at present."),
         _overview(snapshot, summary) if len(snapshot.servers) > 1 else None,
         *(_server(server, f"s{place}", snapshot) for place, server in enumerate(snapshot.servers)),
     )

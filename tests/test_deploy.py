@@ -79,6 +79,16 @@ def test_the_configurations_are_good(path: Path) -> None:
     assert discovered(read_config(path)).servers
 
 
+def test_the_example_of_the_page_is_the_one_that_is_shipped() -> None:
+    """docs/fleets.md shows `deploy/fleet`."""
+    page = (ROOT / "docs" / "fleets.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"```yaml\n# (\S+)\n(.*?)```", page, re.DOTALL))
+    servers = yaml.safe_load(blocks["servers.yaml"])
+    assert servers == documents(DEPLOY / "fleet" / "servers.yaml")
+    ours = documents(DEPLOY / "fleet" / "mtpmon.yaml")
+    assert yaml.safe_load(blocks["mtpmon.yaml"]).items() <= ours.items()
+
+
 # --- docker -------------------------------------------------------------------------------
 
 

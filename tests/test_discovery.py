@@ -193,6 +193,10 @@ async def test_a_bad_file_at_the_start_ends_it(tmp_path: Path) -> None:
         ran = await mtpmon(command, "--config", config)
         assert (ran.code, ran.out) == (2, "")
         assert "absent.json, file: cannot be read: No such file or directory" in ran.err
+    (tmp_path / "absent.json").write_text("[]")
+    ran = await mtpmon("doctor", "--config", config)
+    assert (ran.code, ran.out) == (2, "")
+    assert "--config: names no server: its files of servers list none at present" in ran.err
     (tmp_path / "absent.json").write_text('[{"targets": ["a:1"]}]')
     ran = await mtpmon("check", "--config", config)
     assert (ran.code, ran.err) == (0, "")

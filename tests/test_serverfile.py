@@ -101,6 +101,22 @@ def test_every_key_of_a_server_has_a_label() -> None:
     assert {f"tls_{name}" for name in Tls.__struct_encode_fields__} <= written
 
 
+def test_the_example_of_the_page_is_read() -> None:
+    """As docs/configuration.md says: defaults, and what labels set."""
+    page = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
+    example = re.search(r"```yaml\n(- targets.*?)```", page, re.DOTALL)
+    assert example is not None
+    assert servers(example[1]) == [
+        Server(name="10.0.1.5:8080", url="http://10.0.1.5:8080"),
+        Server(name="10.0.1.6:8080", url="http://10.0.1.6:8080"),
+        Server(
+            name="big-coder",
+            url="http://10.0.1.7:8080",
+            api_key_file=Path("/etc/mtpmon/big-coder.key"),
+        ),
+    ]
+
+
 def test_every_label_is_documented() -> None:
     """In the table of `docs/configuration.md`, and no other."""
     page = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")

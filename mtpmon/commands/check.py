@@ -23,8 +23,9 @@ from mtpmon.suite import coverage
 
 SUMMARY: Final = "validate a configuration, starting nothing"
 DESCRIPTION: Final = """\
-Reads a configuration as `mtpmon run` would, with the keys, certificates, prompts and captures
-it names, and lists everything that is wrong with it. It contacts no server: see `mtpmon doctor`."""
+Reads a configuration as `mtpmon run` would, with the keys, certificates, prompts, captures and
+files of servers it names, and lists everything that is wrong with it. It contacts no server:
+see `mtpmon doctor`."""
 EPILOG: Final = """\
 examples:
   mtpmon check --config mtpmon.yaml

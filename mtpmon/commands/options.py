@@ -96,6 +96,9 @@ def chosen(args: argparse.Namespace) -> tuple[Config, tuple[Server, ...]]:
             option = f"--{name.replace('_', '-')}"
             raise usage(option, "needs --url", f"add --url, or write {name} in the configuration")
     config = discovered(read_config(args.config))
+    if not config.servers:
+        problem = "names no server: its files of servers list none at present"
+        raise usage("--config", problem, "name one with --url")
     if args.server is None:
         return config, config.servers
     known = {server.name: server for server in config.servers}
