@@ -80,7 +80,14 @@ class ServerFiles:
         """Read them if they are not as they were used, but are as at the last look. May block."""
         stamps = self._stamps()
         quiet, self._seen = stamps == self._seen, stamps
-        return self.read() if quiet and stamps != self._used else None
+        if not quiet or stamps == self._used:
+            return None
+        before = self._said
+        listed = self.read()
+        if self._stamps() != stamps:  # a file changed under our eyes
+            self._said, self._used = before, None
+            return None
+        return listed
 
     def unused(self) -> None:
         """What was read last could not be used: let it be read again."""

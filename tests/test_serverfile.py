@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtpmon.config import ConfigError, Server, Tls, parse_config
-from mtpmon.discovery import ServerFiles, all_errors, discovered, with_listed
+from mtpmon.discovery import Listed, ServerFiles, all_errors, discovered, with_listed
 from mtpmon.serverfile import LABELS, MAX_SERVERS, Found, parse_servers
 
 FLEET = Path("/etc/mtpmon/fleet.yaml")
@@ -257,6 +257,29 @@ def test_a_change_counts_after_two_equal_looks(tmp_path: Path) -> None:
     assert files.read_if_changed() is None
     files.unused()
     assert files.read_if_changed() == listed
+
+
+def test_what_changes_while_it_is_read_is_not_used(tmp_path: Path) -> None:
+    """It may be half of a file that is good by chance."""
+    path = tmp_path / "a.yaml"
+    path.write_text("- targets: ['a:1']\n- targets: ['b:1']\n")
+    later = ["- targets: ['a:1']\n", "- targets: ['a:1']\n- targets: ['c:1']\n"]
+
+    class Overtaken(ServerFiles):
+        """Somebody writes in the middle of each reading."""
+
+        def read(self) -> Listed:
+            listed = super().read()
+            if later:
+                path.write_text(later.pop(0))
+            return listed
+
+    files = Overtaken([path])
+    assert names(files) == ["a:1", "b:1"]
+    looks = [files.read_if_changed() for _ in range(6)]
+    assert [listed is None for listed in looks] == [True, True, True, False, True, True]
+    assert looks[3] is not None
+    assert [found.server.name for found in looks[3].found] == ["a:1", "c:1"]
 
 
 def test_a_rename_over_the_file_is_a_change(tmp_path: Path) -> None:
