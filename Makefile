@@ -39,6 +39,7 @@ fmt: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m grafana.generate
+	$(BIN)/python deploy/kubernetes/generate.py
 
 clean:
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage dist build

@@ -155,6 +155,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[ServerSnapshot, ...]
     windows_seconds: tuple[float, ...]
     config_reload_successful: bool = True
+    server_files_successful: bool | None = None
     history: HistoryFigures | None = None
 
 
@@ -665,10 +666,12 @@ class Board:
         monotonic_seconds: float,
         unix_seconds: float,
         config_reload_successful: bool = True,
+        server_files_successful: bool | None = None,
         history: HistoryFigures | None = None,
     ) -> Snapshot:
         return Snapshot(
             config_reload_successful=config_reload_successful,
+            server_files_successful=server_files_successful,
             history=history,
             unix_seconds=unix_seconds,
             servers=tuple(server.snapshot(monotonic_seconds=monotonic_seconds) for server in self),

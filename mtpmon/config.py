@@ -9,8 +9,9 @@ Secrets are not in a `Config`, only where they are; `resolve_api_key` reads them
 """
 
 import os
+import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -41,6 +42,7 @@ from mtpmon.configread import (
     Problem,
     Reader,
     RefusalError,
+    Scalar,
     Section,
     closest,
     is_null,
@@ -68,6 +70,7 @@ __all__ = [
     "check_tasks",
     "default_config",
     "exposed_secret_files",
+    "has_wildcard",
     "load_config",
     "parse_config",
     "read_text",
@@ -75,6 +78,7 @@ __all__ = [
     "resolve_api_key",
     "resolve_target_only_api_key",
     "to_public_dict",
+    "with_servers",
 ]
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -86,6 +90,8 @@ _SECRETS_IN_THE_FILE = {
     name: ("would hold a secret in this file", f"use {name}_env or {name}_file")
     for name in ("api_key", "target_only_api_key")
 }
+
+_SERVER_FILE_SUFFIXES = (".json", ".yaml", ".yml")
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "console", "json"]
@@ -104,6 +110,26 @@ class _CapturePath(FilePath):
     """The name of a file that ``mtpmon capture`` has written."""
 
     advice = "write the name of a file, like /var/lib/mtpmon/bf16.capture"
+
+
+class _ServerFilePath(FilePath):
+    """The name of a file that lists servers, or a pattern of such names."""
+
+    title = "the name of a .json, .yaml or .yml file"
+    advice = "write a name or a pattern that ends so, like /etc/mtpmon/servers/*.json"
+
+    def line(self, node: Scalar) -> str:
+        """Take what Prometheus takes, so that one file can serve both."""
+        if not node.text.endswith(_SERVER_FILE_SUFFIXES):
+            raise self.no(node)
+        if has_wildcard(str(Path(node.text).parent)):
+            raise RefusalError("has a wildcard in a directory's name", self.advice)
+        return node.text
+
+
+def has_wildcard(name: str) -> bool:
+    """Whether a name is a pattern for several."""
+    return re.search(r"[*?[]", name) is not None
 
 
 class Tls(_Struct, frozen=True, kw_only=True):
@@ -340,8 +366,14 @@ class Config(_Struct, frozen=True, kw_only=True):
     servers: Annotated[
         tuple[Server, ...],
         Items(Section(Server, refused_keys=_SECRETS_IN_THE_FILE), most=100),
-        "servers to watch; without this key one named `local`",
+        "servers to watch; without this key one named `local`, or none but those of `server_files`",
     ] = (Server(name="local"),)
+    server_files: Annotated[
+        tuple[Path, ...],
+        Items(_ServerFilePath(), least=0, most=32),
+        "files that list more servers, as Prometheus' `file_sd` has them, and are read again when"
+        " they change; `*` in a file's name is any text",
+    ] = ()
     scrape: Annotated[Scrape, Section(Scrape), "how counters are read"] = Scrape()
     windows_seconds: Annotated[
         tuple[float, ...],
@@ -457,11 +489,11 @@ def _probe_findings(config: Config) -> Iterator[Finding]:
                 )
 
 
-def _server_findings(config: Config) -> Iterator[Finding]:
+def _server_findings(servers: Iterable[tuple[str, Server]], probe: Probe) -> Iterator[Finding]:
+    """Contradictions within and between servers, each with its path."""
     names: dict[str, str] = {}
     watched: dict[tuple[str, str | None], str] = {}
-    for index, server in enumerate(config.servers):
-        path = f"servers[{index}]"
+    for path, server in servers:
         first = names.setdefault(server.name, path)
         if first != path:
             yield Finding(
@@ -481,8 +513,8 @@ def _server_findings(config: Config) -> Iterator[Finding]:
             )
         yield from _key_findings(server, path)
         yield from _tls_findings(server, path)
-        idle_for, sleep_idle = config.probe.idle_for_seconds, server.sleep_idle_seconds
-        probed = config.probe.enabled and server.probe
+        idle_for, sleep_idle = probe.idle_for_seconds, server.sleep_idle_seconds
+        probed = probe.enabled and server.probe
         if probed and sleep_idle is not None and sleep_idle <= idle_for:
             yield Finding(
                 path=f"{path}.sleep_idle",
@@ -491,6 +523,10 @@ def _server_findings(config: Config) -> Iterator[Finding]:
                 f" {format_duration(idle_for)}, so the server sleeps before it can be probed",
                 fix="lower probe.idle_for, or set probe: false for this server",
             )
+
+
+def _placed(config: Config) -> list[tuple[str, Server]]:
+    return [(f"servers[{index}]", server) for index, server in enumerate(config.servers)]
 
 
 def _key_findings(server: Server, path: str) -> Iterator[Finding]:
@@ -603,13 +639,15 @@ def parse_config(
     config = default_config()
     if root is not None and not is_null(root):
         config = reader.value(_SCHEMA, root, "", config)
+    if config.server_files and "servers" not in reader.positions:
+        config = msgspec.structs.replace(config, servers=())
     reader.cross_check(
         chain(
             _scrape_findings(config),
             _probe_findings(config),
             _verdict_findings(config),
             _unknown_task_findings(config, known_tasks),
-            _server_findings(config),
+            _server_findings(_placed(config), config.probe),
         )
     )
     if reader.problems:
@@ -629,6 +667,27 @@ def load_config(path: Path, *, known_tasks: Collection[str] | None = None) -> Co
     """
     fix = "name a readable file, or none to watch http://127.0.0.1:8080"
     return parse_config(read_text(path, fix=fix), source=str(path), known_tasks=known_tasks)
+
+
+def with_servers(config: Config, found: Iterable[tuple[str, Server]], *, source: str) -> Config:
+    """Add the servers that `server_files` list.
+
+    Args:
+        config: Holds its own servers.
+        found: The others, each with its place for error messages.
+        source: What the file of `config` is called: heads error messages.
+
+    Raises:
+        ConfigError: With every contradiction between servers.
+    """
+    placed = [*_placed(config), *found]
+    problems = [
+        Problem(path=each.path, problem=each.problem, fix=each.fix)
+        for each in _server_findings(placed, config.probe)
+    ]
+    if problems:
+        raise ConfigError(source, problems)
+    return msgspec.structs.replace(config, servers=tuple(server for _, server in placed))
 
 
 def check_tasks(config: Config, known_tasks: Collection[str], *, source: str) -> None:

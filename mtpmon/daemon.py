@@ -31,12 +31,15 @@ from mtpmon.config import (
     exposed_secret_files,
     to_public_dict,
 )
+from mtpmon.discovery import Listed, ServerFiles, all_errors, with_listed
 from mtpmon.history import ROLLUP_SECONDS, History
 from mtpmon.model import ProbeOutcome, ProbeResult
 from mtpmon.record import Event
+from mtpmon.supervisor import alive_forever, notify
 from mtpmon.watch import Clock, Watcher
 from mtpmon.web import Web
 
+LOOK_SECONDS = 2.0  # between looks at the files of `server_files`; a change shows after two
 SHUTDOWN_SECONDS = 0.5  # what an open response gets; SIGTERM must end us within 2 s
 
 
@@ -93,15 +96,26 @@ class Daemon:
         config: the first one.
         path: where it came from; read again on reload.
         clock: the time.
+        look_seconds: time between looks at the files of ``server_files``.
     """
 
     def __init__(
-        self, config: Config, *, path: Path | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        config: Config,
+        *,
+        path: Path | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
+        self._written = config  # without the servers that are listed in other files
         self._config = config
         self._path = path
         self._clock = clock
+        self._look_seconds = look_seconds
         self._reload_successful = True
+        self._files = ServerFiles(config.server_files)
+        self._files_complaint = ""
+        self._changing = asyncio.Lock()
         self._watched: dict[str, _Watched] = {}
         self._stop = asyncio.Event()
         self._group = asyncio.TaskGroup()
@@ -119,6 +133,7 @@ class Daemon:
             monotonic_seconds=self._clock.monotonic(),
             unix_seconds=self._clock.wall(),
             config_reload_successful=self._reload_successful,
+            server_files_successful=not self._files_complaint if self._files else None,
             history=self._history.figures() if self._history is not None else None,
         )
 
@@ -135,22 +150,27 @@ class Daemon:
             started: called once the address listens and every server is watched.
 
         Raises:
-            ConfigError: a key or certificate cannot be read, or the address is taken.
+            ConfigError: a key, certificate or file of servers cannot be read, or the address is
+                taken.
             ExceptionGroup: a fault of this program, in any task.
         """
         watched: dict[str, _Watched] = {}
         try:
             await self._open_history()
+            self._config = await self._discovered(self._written, self._files)
             watched = await self._prepared(self._config)
             async with self._serving(), self._group:
                 recording = self._group.create_task(self._record_forever(), name="history")
+                looking = self._group.create_task(self._look_forever(), name="server files")
                 await self._replace(watched)
                 self._log.info("started", url=self.url, servers=list(self._watched))
                 started()
                 await self._stop.wait()
                 recording.cancel()
-                self._roll_up()
-                await self._replace({})
+                async with self._changing:  # nobody is in the middle of a change then
+                    looking.cancel()
+                    self._roll_up()
+                    await self._replace({})
         finally:
             if self._history is not None:
                 await self._history.close()
@@ -201,24 +221,68 @@ class Daemon:
         Raises:
             ConfigError: why the new one cannot be used.
         """
-        try:
-            config = read_config(self._path)
-            prepared = await self._prepared(config)
-        except ConfigError as error:
-            self._reload_successful = False
-            self._log.error("reload_failed", detail=str(error))
-            raise
-        fixed = [
-            name
-            for name in ("history", "listen", "log")
-            if getattr(config, name) != getattr(self._config, name)
-        ]
-        self._config = config
-        await self._replace(prepared)
-        self._reload_successful = True
+        async with self._changing:
+            try:
+                written = read_config(self._path)
+                files = ServerFiles(written.server_files)
+                config = await self._discovered(written, files)
+                prepared = await self._prepared(config)
+            except ConfigError as error:
+                self._reload_successful = False
+                self._log.error("reload_failed", detail=str(error))
+                raise
+            fixed = [
+                name
+                for name in ("history", "listen", "log")
+                if getattr(config, name) != getattr(self._config, name)
+            ]
+            self._written, self._config = written, config
+            self._files, self._files_complaint = files, ""
+            await self._replace(prepared)
+            self._reload_successful = True
         self._log.info("reloaded", servers=list(prepared), needs_restart=fixed)
         later = f"; restart mtpmon for the changes of {' and '.join(fixed)}" if fixed else ""
-        return f"watching {', '.join(prepared)}{later}"
+        return f"watching {', '.join(prepared) or 'no server'}{later}"
+
+    async def _discovered(self, written: Config, files: ServerFiles) -> Config:
+        """``written`` with the servers of its files, all of which must be fine."""
+        listed = await asyncio.to_thread(files.read)
+        error = all_errors(listed)
+        if error is not None:
+            raise error
+        return with_listed(written, listed)
+
+    async def _look_forever(self) -> None:
+        """Watch what the files of ``server_files`` list, as it changes."""
+        while True:
+            await asyncio.sleep(self._look_seconds)
+            async with self._changing:
+                listed = await asyncio.to_thread(self._files.read_if_changed)
+                if listed is not None:
+                    await self._take_over(listed)
+
+    async def _take_over(self, listed: Listed) -> None:
+        """Watch the servers of ``listed``; those before go on where that cannot be."""
+        errors = [str(error) for error in listed.errors]
+        before = self._config
+        try:
+            config = with_listed(self._written, listed)
+            if config.servers != before.servers:
+                prepared = await self._prepared(config)
+                self._config = config
+                await self._replace(prepared)
+        except ConfigError as error:
+            self._files.unused()
+            errors.append(str(error))
+        complaint, known = "\n".join(errors), self._files_complaint
+        self._files_complaint = complaint
+        if complaint and complaint != known:
+            self._log.error("server_files_failed", detail=complaint)
+        elif known and not complaint:
+            self._log.info("server_files_usable_again")
+        if self._config is not before:
+            gone, new = _difference(before, self._config)
+            self._log.info("server_files_changed", gone=gone, new=new)
 
     # --- history ------------------------------------------------------------------------
 
@@ -308,6 +372,12 @@ class Daemon:
             return
 
 
+def _difference(before: Config, now: Config) -> tuple[list[str], list[str]]:
+    """The names of servers that are no longer as they were, and of those that were not so."""
+    old, new = set(before.servers), set(now.servers)
+    return sorted(each.name for each in old - new), sorted(each.name for each in new - old)
+
+
 def _shared_settings(config: Config) -> object:
     return (
         config.scrape,
@@ -342,4 +412,13 @@ async def run_until_signal(daemon: Daemon, *, started: Callable[[], None] = lamb
 
     for name, action in (("SIGTERM", daemon.stop), ("SIGINT", daemon.stop), ("SIGHUP", hangup)):
         loop.add_signal_handler(getattr(signal, name), action)
-    await daemon.run(started=started)
+
+    def up() -> None:
+        notify("READY=1")
+        started()
+
+    alive = asyncio.create_task(alive_forever(), name="watchdog")
+    try:
+        await daemon.run(started=up)
+    finally:
+        alive.cancel()

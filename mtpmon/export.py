@@ -864,6 +864,11 @@ OWN_METRICS: Mapping[str, tuple[Kind, Labels, str]] = {
         _ONLY,
         "1 if the configuration was read well the last time, 0 if the one before is in use.",
     ),
+    "mtpmon_server_files_last_read_successful": (
+        "gauge",
+        _ONLY,
+        "1 if the files of `server_files` could be used the last time, 0 if not; the log says why.",
+    ),
     "mtpmon_history_usable": (
         "gauge",
         _ONLY,
@@ -911,6 +916,10 @@ class BoardCollector(Collector):
         yield GaugeMetricFamily(
             name, OWN_METRICS[name][2], value=float(snapshot.config_reload_successful)
         )
+        if snapshot.server_files_successful is not None:
+            name = "mtpmon_server_files_last_read_successful"
+            value = float(snapshot.server_files_successful)
+            yield GaugeMetricFamily(name, OWN_METRICS[name][2], value=value)
         if snapshot.history is not None:
             yield from _history(snapshot.history)
 

@@ -124,9 +124,19 @@ def _main(snapshot: Snapshot, summary: str) -> Html:
             " and mtpmon's log say what is wrong.",
             class_="todo bad",
         )
+    unlisted = None
+    if snapshot.server_files_successful is False:
+        unlisted = h(
+            "p",
+            h("b", "Files that list servers are not in use as they are:"),
+            " what they said before goes on. mtpmon's log says what is wrong with them.",
+            class_="todo bad",
+        )
     return h(
         "main",
         refused,
+        unlisted,
+        None if snapshot.servers else h("p", "No server is watched: none is listed at present."),
         _overview(snapshot, summary) if len(snapshot.servers) > 1 else None,
         *(_server(server, f"s{place}", snapshot) for place, server in enumerate(snapshot.servers)),
     )

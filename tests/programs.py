@@ -2,25 +2,46 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 TOOLS = Path(__file__).parent.parent / ".tools" / "usr" / "bin"
 
 
+def program(name: str) -> str:
+    """A program: the one that a Python package brought, the system's, or an unpacked one."""
+    for path in (Path(sys.executable).parent, None, TOOLS):
+        found = shutil.which(name, path=path)
+        if found is not None:
+            return found
+    raise AssertionError(f"{name} is missing: run tests/install-tools")
+
+
 def promtool() -> str:
     """Prometheus' own checker."""
-    return _program("promtool")
+    return program("promtool")
 
 
 def prometheus_server() -> str:
     """Prometheus itself."""
-    return _program("prometheus")
+    return program("prometheus")
 
 
-def _program(name: str) -> str:
-    found = shutil.which(name) or shutil.which(name, path=TOOLS)
-    assert found, f"{name} is missing: run tests/install-tools"
-    return found
+def output(name: str, *arguments: str | Path) -> str:
+    """Run a program that must succeed.
+
+    Returns:
+        What it wrote, errors included.
+    """
+    done = subprocess.run(
+        [program(name), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    text = done.stdout.decode()
+    assert done.returncode == 0, f"{name} ended with {done.returncode}:\n{text}"
+    return text
 
 
 def metrics_complaints(text: str) -> str:

@@ -23,7 +23,7 @@ import aiohttp
 import pytest
 
 from mtpmon.config import Address, Config, Listen, Probe, Scrape, Server
-from mtpmon.daemon import Daemon
+from mtpmon.daemon import LOOK_SECONDS, Daemon
 from mtpmon.demo.server import LlamaServer
 
 READINGS_PER_SECOND = 10
@@ -57,9 +57,11 @@ def configuration(
 
 
 @asynccontextmanager
-async def running(config: Config, *, path: Path | None = None) -> AsyncIterator[Daemon]:
+async def running(
+    config: Config, *, path: Path | None = None, look_seconds: float = LOOK_SECONDS
+) -> AsyncIterator[Daemon]:
     """A daemon in this process; a fault in it fails the test."""
-    daemon = Daemon(config, path=path)
+    daemon = Daemon(config, path=path, look_seconds=look_seconds)
     started = asyncio.Event()
     task = asyncio.create_task(daemon.run(started=started.set))
     waiting = asyncio.create_task(started.wait())

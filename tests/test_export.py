@@ -102,7 +102,9 @@ def board_registry(snapshot: Callable[[], Snapshot]) -> CollectorRegistry:
 
 def registry(board: Board) -> CollectorRegistry:
     return board_registry(
-        lambda: board.snapshot(monotonic_seconds=6, unix_seconds=2000, history=HISTORY)
+        lambda: board.snapshot(
+            monotonic_seconds=6, unix_seconds=2000, server_files_successful=True, history=HISTORY
+        )
     )
 
 
@@ -203,6 +205,20 @@ def test_a_failed_reload_shows(successful: bool) -> None:
         )
     )
     assert found.get_sample_value("mtpmon_config_last_reload_successful") == successful
+
+
+@pytest.mark.parametrize("successful", [True, False, None])
+def test_files_of_servers_that_are_not_in_use_show(successful: bool | None) -> None:
+    """So that an alert can tell; without such files there is no sample."""
+    found = CollectorRegistry(auto_describe=False)
+    found.register(
+        BoardCollector(
+            lambda: Board([], (60.0,)).snapshot(
+                monotonic_seconds=0, unix_seconds=0, server_files_successful=successful
+            )
+        )
+    )
+    assert found.get_sample_value("mtpmon_server_files_last_read_successful") == successful
 
 
 def test_a_history_that_cannot_be_used_has_no_size() -> None:

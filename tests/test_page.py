@@ -264,6 +264,20 @@ def test_failed_reload_is_announced() -> None:
     assert "not in use" not in read(ready())
 
 
+@pytest.mark.parametrize("fine", [None, True, False])
+def test_files_of_servers_that_are_not_in_use_are_announced(fine: bool | None) -> None:
+    """Servers of an earlier reading are said to be just that."""
+    shown = snapshot(ready(), server_files_successful=fine)
+    announced = "Files that list servers are not in use" in Reader(render_page(shown)).text
+    assert announced == (fine is False)
+
+
+def test_no_servers_are_said_to_be_none() -> None:
+    """Files that list servers may list none."""
+    assert "No server is watched" in Reader(render_page(snapshot())).text
+    assert "No server is watched" not in read(ready())
+
+
 def test_overview_is_for_several_servers() -> None:
     """One server needs no overview; with more, each row leads to its server."""
     assert "speed-up by task" not in read(ready())

@@ -17,13 +17,15 @@ from mtpmon.config import (
     resolve_api_key,
     resolve_target_only_api_key,
 )
+from mtpmon.discovery import discovered
 from mtpmon.duration import format_duration
 from mtpmon.suite import coverage
 
 SUMMARY: Final = "validate a configuration, starting nothing"
 DESCRIPTION: Final = """\
-Reads a configuration as `mtpmon run` would, with the keys, certificates, prompts and captures
-it names, and lists everything that is wrong with it. It contacts no server: see `mtpmon doctor`."""
+Reads a configuration as `mtpmon run` would, with the keys, certificates, prompts, captures and
+files of servers it names, and lists everything that is wrong with it. It contacts no server:
+see `mtpmon doctor`."""
 EPILOG: Final = """\
 examples:
   mtpmon check --config mtpmon.yaml
@@ -44,7 +46,7 @@ def execute(args: argparse.Namespace) -> int:
         ConfigError: with all that is wrong.
     """
     source = str(args.config) if args.config is not None else "the default configuration"
-    config = read_config(args.config)
+    config = discovered(read_config(args.config))
     problems = list(_file_problems(config))
     if problems:
         raise ConfigError(source, problems)

@@ -19,6 +19,7 @@ from mtpmon.config import (
     parse_config,
     to_public_dict,
 )
+from mtpmon.discovery import discovered
 from mtpmon.suite import TASKS
 
 SOURCE = "command line"
@@ -94,7 +95,10 @@ def chosen(args: argparse.Namespace) -> tuple[Config, tuple[Server, ...]]:
         if getattr(args, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise usage(option, "needs --url", f"add --url, or write {name} in the configuration")
-    config = read_config(args.config)
+    config = discovered(read_config(args.config))
+    if not config.servers:
+        problem = "names no server: its files of servers list none at present"
+        raise usage("--config", problem, "name one with --url")
     if args.server is None:
         return config, config.servers
     known = {server.name: server for server in config.servers}
