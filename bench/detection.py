@@ -18,26 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpmon.model import Amount, Usage
-from mtpmon.shift import (
-    KLD,
-    PACE,
-    SETTLED,
-    Acceptance,
-    Batch,
-    Counts,
-    Ranks,
-    Settings,
-    Step,
-    ValueSettings,
-    counted,
-    counts,
-    lived,
-    probed,
-    ranked,
-    ranks,
-    replanned,
-    scraped,
-)
+from mtpmon.shift.acceptance import SETTLED, Acceptance, lived, probed, replanned, scraped
+from mtpmon.shift.batch import Batch
+from mtpmon.shift.counts import Step, counted
+from mtpmon.shift.learned import Counts, counts
+from mtpmon.shift.ranks import Ranks, ranked, ranks
+from mtpmon.shift.settings import KLD, PACE, Settings, ValueSettings
 
 Array = NDArray[np.float64]
 DAY = 86_400.0
