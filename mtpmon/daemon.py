@@ -302,7 +302,7 @@ class Daemon:
 
 
 def _shared_settings(config: Config) -> object:
-    return config.scrape, config.windows_seconds, config.probe, config.evidence
+    return config.scrape, config.windows_seconds, config.probe, config.evidence, config.shift
 
 
 async def run_until_signal(daemon: Daemon, *, started: Callable[[], None] = lambda: None) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,9 +12,10 @@ from mtpmon.model import Amount, Usage
 from mtpmon.shift.acceptance import Acceptance, lived, probed
 from mtpmon.shift.batch import Batch
 from mtpmon.shift.counts import counted
-from mtpmon.shift.evidence import Array
+from mtpmon.shift.evidence import Array, Direction
 from mtpmon.shift.found import Phase
 from mtpmon.shift.learned import Counts, counts
+from mtpmon.shift.server import Change, Figure, Shifts
 from mtpmon.shift.settings import Settings
 
 DAY = 86_400.0
@@ -213,3 +215,23 @@ def steady(seed: int = 1) -> Watched:
     """A server with one task, without probes."""
     learned = _steady()
     return Watched(learned.state, learned.at, seed)
+
+
+def change(figure: Figure, **other: Any) -> Change:
+    """Acceptance that fell from 0.82 to 0.61 at 14:03, found seven minutes later."""
+    usual: dict[str, Any] = {
+        "direction": Direction.FALL,
+        "began_unix_seconds": 50_580.0,
+        "detected_unix_seconds": 51_000.0,
+        "before": 0.82,
+        "after": 0.61,
+    }
+    return Change(figure=figure, **usual | other)
+
+
+def shifted() -> Shifts:
+    """A fall of every figure."""
+    return Shifts(
+        standing={figure: change(figure) for figure in Figure},
+        totals={(figure, Direction.FALL): 1 for figure in Figure},
+    )

@@ -20,7 +20,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     kept. Where only totals are known they are one position, and ``spread`` is how much more
     the kept tokens of a step vary than if each were decided by itself. ``*_error``: rounding
     that cancels between successive batches; ``lasting_error``: such as does not.
-    ``stratum``: the kind of task, where it is known.
+    ``stratum``: the kind of task, where it is known. ``draft_tokens``: drafted, in probes.
     """
 
     began_unix_seconds: float
@@ -34,6 +34,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     spread: float = 1.0
     by_position: bool = True
     stratum: str = ""
+    draft_tokens: float = 0.0
 
 
 class Meter(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +155,7 @@ def batch_of_probe(result: ProbeResult) -> Batch | None:
         trials=tuple(float(len(some)) for some in tried),
         kept=tuple(float(sum(s.kept > i for s in some)) for i, some in enumerate(tried)),
         stratum=_stratum(result),
+        draft_tokens=float(sum(s.drafted for s in steps)),
     )
 
 
