@@ -1,6 +1,5 @@
 """Servers for change detection to watch, whose truth is known."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -8,59 +7,28 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mtpmon.model import Amount, Usage
+from mtpmon.model import (
+    Amount,
+    Completion,
+    Divergence,
+    ProbeOutcome,
+    ProbeResult,
+    Step,
+    StepStream,
+    Timings,
+    Usage,
+)
 from mtpmon.shift.acceptance import Acceptance, lived, probed
 from mtpmon.shift.batch import Batch
-from mtpmon.shift.counts import counted
 from mtpmon.shift.evidence import Array, Direction
 from mtpmon.shift.found import Phase
-from mtpmon.shift.learned import Counts, counts
+from mtpmon.shift.learned import Counts
 from mtpmon.shift.server import Change, Figure, Shifts
 from mtpmon.shift.settings import Settings
-
-DAY = 86_400.0
-
+from tests.fleet import Fleet, chance, drawn, mixed
 
 SETTINGS = Settings()
-
-
 CODE, MIDDLE, CREATIVE = 0.85, 0.65, 0.45
-
-
-Requests = Callable[[np.random.Generator, int], Array]
-
-
-@cache
-def chance(acceptance: float) -> float:
-    """The chance of each of three draft tokens that gives this share of them."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        less = (middle + middle**2 + middle**3) / 3 < acceptance
-        low, high = (middle, high) if less else (low, middle)
-    return low
-
-
-def shares(acceptance: float) -> Array:
-    """How often a step keeps 0, 1, 2 and 3 tokens."""
-    c = chance(acceptance)
-    return np.array([1 - c, c * (1 - c), c * c * (1 - c), c**3])
-
-
-def bound(before: float, after: float, steps_to_alarm: float) -> float:
-    """Steps that any detector needs: ln(steps to a false alarm) / KL(after‖before)."""
-    p, q = shares(after), shares(before)
-    return math.log(steps_to_alarm) / float(np.sum(p * np.log(p / q)))
-
-
-def drawn(rng: np.random.Generator, steps: int, chances: Array | float) -> tuple[Array, Array]:
-    left = np.full(np.shape(chances), steps)
-    trials, kept = [], []
-    for _ in range(3):
-        trials.append(left)
-        left = rng.binomial(left, chances)
-        kept.append(left)
-    return np.stack(trials, axis=-1).astype(float), np.stack(kept, axis=-1).astype(float)
 
 
 def batch(
@@ -75,68 +43,9 @@ def batch(
     )
 
 
-def alike(acceptance: float) -> Requests:
-    return lambda _, runs: np.full(runs, chance(acceptance))
-
-
-def mixed(*levels: float) -> Requests:
-    choice = np.array([chance(level) for level in levels])
-    return lambda rng, runs: rng.choice(choice, runs)
-
-
-class Fleet:
-    """Many servers at once, by the code that watches one."""
-
-    def __init__(self, runs: int, per_day: float = 1e5, alarms_per_day: float = 1 / 7) -> None:
-        self.rng = np.random.default_rng(7)
-        self.runs, self.per_day, self.at = runs, per_day, 0.0
-        self.settings = Settings(alarms_per_day=alarms_per_day)
-        self.detector = counts(runs, ranged=True, positions=3, strata=("",))
-
-    def feed(self, requests: Requests, steps: int) -> Array:
-        """Whether a suspicion, or a shift, is raised by one more batch on each server."""
-        trials, kept = drawn(self.rng, steps, requests(self.rng, self.runs))
-        began, self.at = self.at, self.at + steps / self.per_day * DAY
-        step = counted(
-            self.detector,
-            trials,
-            kept,
-            self.settings,
-            batch=batch(began, self.at, (), ()),
-            stratum=0,
-        )
-        self.detector = step.detector
-        return np.asarray(np.any(step.excess >= 0, axis=(-2, -1)))
-
-    def learn(self, requests: Requests, batches: int, steps: int) -> "Fleet":
-        for _ in range(batches):
-            self.feed(requests, steps)
-        return self
-
-    def delays(self, requests: Requests, batches: int, steps: int) -> Array:
-        """Steps until suspicion and shift; NaN where there is none."""
-        found = np.full((self.runs, 2), np.nan)
-        for count in range(1, batches + 1):
-            found[self.feed(requests, steps) & np.isnan(found)] = count * steps
-        return found
-
-    def alarms(self, requests: Requests, batches: int, steps: int) -> Array:
-        """How many suspicions and shifts there are, each starting from no evidence."""
-        total = np.zeros(2)
-        for _ in range(batches):
-            over = self.feed(requests, steps)
-            total += over.sum(axis=0)
-            bank = self.detector.bank
-            score = np.where(over[:, :, None, None], 0.0, bank.score)
-            self.detector = msgspec.structs.replace(
-                self.detector, bank=msgspec.structs.replace(bank, score=score)
-            )
-        return total
-
-
 @cache
 def _two_tasks() -> tuple[Counts, float]:
-    fleet = Fleet(20).learn(mixed(CODE, CREATIVE), 300, 100)
+    fleet = Fleet(20).learn(mixed({CODE: 1, CREATIVE: 1}), 300, 100)
     return fleet.detector, fleet.at
 
 
@@ -215,6 +124,37 @@ def steady(seed: int = 1) -> Watched:
     """A server with one task, without probes."""
     learned = _steady()
     return Watched(learned.state, learned.at, seed)
+
+
+def probe(
+    *steps: tuple[int, int], task: str = "code", klds: Sequence[float] = (), seconds: float = 0.02
+) -> ProbeResult:
+    drafted, kept = sum(s[0] for s in steps), sum(s[1] for s in steps)
+    return ProbeResult(
+        server="a",
+        prompt_id="p",
+        task=task,
+        unix_seconds=100,
+        duration_seconds=9,
+        outcome=ProbeOutcome.COMPLETED,
+        speculating=Completion(
+            positions=(),
+            timings=Timings(
+                prompt_tokens=1,
+                prompt_seconds=0,
+                cached_tokens=0,
+                generated_tokens=9,
+                generation_seconds=1,
+                draft_tokens=drafted,
+                accepted_tokens=kept,
+            ),
+            stream=StepStream(steps=tuple(Step(*s, seconds) for s in steps)),
+            wall_seconds=1,
+        ),
+        after_speculation=tuple(
+            Divergence(nats=n, coverage=1, shared_tokens=5, top1_agrees=True) for n in klds
+        ),
+    )
 
 
 def change(figure: Figure, **other: Any) -> Change:

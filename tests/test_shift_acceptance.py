@@ -15,18 +15,8 @@ from mtpmon.shift.evidence import Direction
 from mtpmon.shift.found import Ending, Phase, Source
 from mtpmon.shift.learned import LEVELS
 from mtpmon.shift.settings import MOST_STRATA, Settings
-from tests.shifting import (
-    CODE,
-    CREATIVE,
-    SETTINGS,
-    Watched,
-    batch,
-    chance,
-    drawn,
-    known,
-    steady,
-    usage,
-)
+from tests.fleet import chance, drawn
+from tests.shifting import CODE, CREATIVE, SETTINGS, Watched, batch, known, steady, usage
 
 
 def test_a_new_detector_learns_first() -> None:

@@ -1,7 +1,6 @@
 """What change detection looks at."""
 
 import math
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -11,18 +10,13 @@ from hypothesis import strategies as st
 
 from mtpmon.model import (
     Amount,
-    Completion,
-    Divergence,
     ProbeOutcome,
-    ProbeResult,
-    Step,
-    StepStream,
-    Timings,
     Usage,
     Variant,
 )
 from mtpmon.shift.batch import batch_of, batch_of_probe, kld_of_probe, metered, pace_of_probe
-from tests.shifting import shares, usage
+from tests.fleet import shares
+from tests.shifting import probe, usage
 
 
 def test_a_position_is_tried_by_the_steps_that_kept_the_one_before() -> None:
@@ -138,37 +132,6 @@ def test_a_server_without_counters_gives_nothing() -> None:
     """Old builds are watched through probes alone."""
     meter, _ = metered(None, Usage(), Usage(), 0)
     assert metered(meter, Usage(), Usage(), 5)[1] is None
-
-
-def probe(
-    *steps: tuple[int, int], task: str = "code", klds: Sequence[float] = (), seconds: float = 0.02
-) -> ProbeResult:
-    drafted, kept = sum(s[0] for s in steps), sum(s[1] for s in steps)
-    return ProbeResult(
-        server="a",
-        prompt_id="p",
-        task=task,
-        unix_seconds=100,
-        duration_seconds=9,
-        outcome=ProbeOutcome.COMPLETED,
-        speculating=Completion(
-            positions=(),
-            timings=Timings(
-                prompt_tokens=1,
-                prompt_seconds=0,
-                cached_tokens=0,
-                generated_tokens=9,
-                generation_seconds=1,
-                draft_tokens=drafted,
-                accepted_tokens=kept,
-            ),
-            stream=StepStream(steps=tuple(Step(*s, seconds) for s in steps)),
-            wall_seconds=1,
-        ),
-        after_speculation=tuple(
-            Divergence(nats=n, coverage=1, shared_tokens=5, top1_agrees=True) for n in klds
-        ),
-    )
 
 
 def test_a_probe_tells_how_long_each_draft_was() -> None:

@@ -6,23 +6,11 @@ import pytest
 
 from mtpmon.shift.acceptance import Acceptance, lived
 from mtpmon.shift.counts import counted
-from mtpmon.shift.evidence import Array
 from mtpmon.shift.learned import TILTS, Counts, counts
+from mtpmon.shift.settings import DAY
 from mtpmon.shift.yardstick import yardstick
-from tests.shifting import (
-    CODE,
-    CREATIVE,
-    DAY,
-    SETTINGS,
-    Fleet,
-    alike,
-    batch,
-    bound,
-    chance,
-    drawn,
-    mixed,
-    two_tasks,
-)
+from tests.fleet import Fleet, alike, bound, chance, drawn, mixed, scattered
+from tests.shifting import CODE, CREATIVE, SETTINGS, batch, two_tasks
 
 
 def learned_alone(steps: float = 1e9) -> Counts:
@@ -100,17 +88,14 @@ def test_false_alarms_keep_to_their_rate() -> None:
 
 def test_steps_that_are_alike_within_requests_keep_to_it_too() -> None:
     """What is learned is how requests scatter, so a bad one is no alarm."""
-
-    def scattered(rng: np.random.Generator, runs: int) -> Array:
-        return np.asarray(1 / (1 + np.exp(-2.2 - 0.8 * rng.standard_normal(runs))))
-
-    fleet = Fleet(40, alarms_per_day=1e5 / 10_000).learn(scattered, 200, 100)
-    assert np.all(fleet.alarms(scattered, 150, 100) <= 40 * 150 * 100 / 10_000)
+    requests = scattered(0.8, 0.8)
+    fleet = Fleet(40, alarms_per_day=1e5 / 10_000).learn(requests, 200, 100)
+    assert np.all(fleet.alarms(requests, 150, 100) <= 40 * 150 * 100 / 10_000)
 
 
 def test_rare_bad_requests_are_learned_from_as_they_are() -> None:
     """Requests need not scatter symmetrically: one in ten of another kind is normal here."""
-    skewed = mixed(*[CODE] * 9, CREATIVE)
+    skewed = mixed({CODE: 9, CREATIVE: 1})
     fleet = Fleet(30, alarms_per_day=1e5 / 10_000).learn(skewed, 300, 100)
     assert np.all(fleet.alarms(skewed, 150, 100) <= 1.5 * 30 * 150 * 100 / 10_000)
 
@@ -126,20 +111,16 @@ def test_a_change_of_the_mix_is_no_shift(task: float) -> None:
 
 def test_half_the_acceptance_is_a_shift_on_a_mixed_server() -> None:
     """No mix of tasks seen before keeps so few tokens."""
-    halved = two_tasks().delays(mixed(CODE / 2, CREATIVE / 2), 100, 100)
+    halved = two_tasks().delays(mixed({CODE / 2: 1, CREATIVE / 2: 1}), 100, 100)
     assert not np.isnan(halved).any()
 
 
 def test_a_slow_decay_is_found_while_it_lasts() -> None:
     """0.82 falls to 0.70 over 6 h: found within 5 h at 10 000 steps a day."""
     fleet = Fleet(20, per_day=1e4).learn(alike(0.82), 150, 100)
-    found = np.full(20, np.nan)
-    for count in range(1, 25):
-        hours = count * 0.24
-        over = fleet.feed(alike(round(0.82 - 0.12 * hours / 6, 6)), 100)[:, 1]
-        found[over & np.isnan(found)] = hours
-    assert np.nanmax(found) <= 5.2
-    assert not np.isnan(found).any()
+    found, began = fleet.watch(lambda seconds: alike(0.82 - 0.12 * seconds / 21_600), 25, 100)
+    assert np.max(found[:, 1]) / 1e4 * 24 <= 5.2
+    assert np.all(began[:, 1] >= 0)
 
 
 def test_a_small_change_is_no_news() -> None:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from mtpmon.shift.evidence import Array, Direction
 from mtpmon.shift.found import Ending, Phase
 from mtpmon.shift.ranks import MOST_PAST, ranked, ranks
-from mtpmon.shift.settings import KLD, MOST_STRATA, PACE
+from mtpmon.shift.settings import DAY, KLD, MOST_STRATA, PACE
 from mtpmon.shift.values import Values, measured, remeasured
-from tests.shifting import DAY
 
 
 def values(
