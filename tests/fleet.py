@@ -6,6 +6,7 @@ Shared by tests of change detection and by ``bench/detection.py``.
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ from mtpmon.shift.batch import Batch
 from mtpmon.shift.counts import Step, counted
 from mtpmon.shift.evidence import Array, Truth
 from mtpmon.shift.learned import Counts, counts
+from mtpmon.shift.ranks import Ranks
 from mtpmon.shift.settings import DAY, Settings
 
 DRAFT = 3
@@ -117,7 +119,10 @@ def over(step: Step) -> Truth:
     return np.asarray(np.any(step.excess >= 0, axis=(-2, -1)))
 
 
-def cleared(detector: Counts, alarms: Truth) -> Counts:
+Detector = TypeVar("Detector", Counts, Ranks)
+
+
+def cleared(detector: Detector, alarms: Truth) -> Detector:
     """Without those sums of evidence that raised an alarm."""
     score = np.where(alarms, 0.0, detector.bank.score)
     return msgspec.structs.replace(

@@ -14,6 +14,7 @@ from mtpmon.shift.found import Ending, Phase
 from mtpmon.shift.ranks import MOST_PAST, ranked, ranks
 from mtpmon.shift.settings import DAY, KLD, MOST_STRATA, PACE
 from mtpmon.shift.values import Values, measured, remeasured
+from tests.fleet import cleared
 
 
 def values(
@@ -42,10 +43,7 @@ def alarms_of(found: Array, rate: float) -> float:
         )
         over = step.excess >= 0
         total += float(np.any(over, axis=(-3, -2, -1)).sum())
-        bank = msgspec.structs.replace(
-            step.detector.bank, score=np.where(over, 0.0, step.detector.bank.score)
-        )
-        detector = msgspec.structs.replace(step.detector, bank=bank)
+        detector = cleared(step.detector, over)
     return total * rate / found.size
 
 

@@ -26,7 +26,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     alarms_per_day: float = 1 / 7
     memory_seconds: float = DAY
     range_seconds: float = 7 * DAY
-    least_change: float = 0.03
+    least_change: float = 0.05
     learn_steps: float = 300.0
     learn_batches: float = 30.0
     hold_seconds: float = DAY
