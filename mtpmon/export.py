@@ -901,8 +901,8 @@ def _shift_rows(figure: Figure, of: str) -> list[Row]:
 
 _SHIFTS: tuple[Row, ...] = (
     *_shift_rows(Figure.ACCEPTANCE, "acceptance"),
-    *_shift_rows(Figure.DECODE_SPEED, "decode speed (full verification steps a second, in probes)"),
-    *_shift_rows(Figure.KLD, "KL divergence after speculation, in probes"),
+    *_shift_rows(Figure.DECODE_SPEED, "the full verification steps a second that probes see"),
+    *_shift_rows(Figure.KLD, "the KL divergence after speculation that probes see"),
     Row(
         "mtpmon_shifts_total",
         "counter",
