@@ -60,6 +60,8 @@ PURE = (
     "shift/found",
     "shift/acceptance",
     "shift/values",
+    "shift/server",
+    "shift/words",
 )
 
 

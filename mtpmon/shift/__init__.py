@@ -16,5 +16,6 @@ measured rates and delays, and what can not be seen.
 
 In the order of their imports: ``settings``, ``evidence``; ``batch``, what comes in;
 ``learned``, ``tilts``, ``yardstick``, ``levels``, ``counts``, the detector of acceptance;
-``ranks``, that of values; ``found``, a change; ``acceptance`` and ``values``, the decisions.
+``ranks``, that of values; ``found``, a change; ``acceptance`` and ``values``, the decisions;
+``server``, all of one server; ``words``, a change in one sentence.
 """
