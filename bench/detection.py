@@ -71,8 +71,9 @@ def delay_table(scale: float) -> Rows:
     with both levels known: threshold by importance sampling. Rolling mean: the level before is
     known, it is looked at after every step, threshold by direct simulation; "best" is the width
     that finds this fall soonest. mtpmon: the level is learned from 150 looks of 1000 steps; it
-    looks once a batch, and the change comes right after one. In batches of 10 it
-    raises at most a fifth of the false alarms allowed (see that table), so five a week allowed are no more than one in fact.
+    looks once a batch, and the change comes right after one. In batches of 10 it raises at most
+    a fifth of the false alarms allowed (see that table), so five a week allowed are no more
+    than one in fact.
     """
     rng = np.random.default_rng(1)
     falls = (HALVED, LOWER)

@@ -288,7 +288,8 @@ def rounding_table(scale: float) -> Rows:
 def _rounded(start: float, quantum: float, after: float, seed: int) -> tuple[float, int]:
     rng = np.random.default_rng(seed)
     drafts, positions = start, np.zeros(DRAFT)
-    state, settings, none = Acceptance(), Settings(), Usage(accepted_by_position=())
+    settings = Settings(acquaint_seconds=0.0)  # it is one task
+    state, none = Acceptance(), Usage(accepted_by_position=())
     for count in range(1200):
         level = BEFORE if count < 600 else after
         trials, kept = drawn(rng, 150, chances(level))

@@ -27,7 +27,7 @@ from mtpmon.shift.server import Change, Figure, Shifts
 from mtpmon.shift.settings import Settings
 from tests.fleet import Fleet, chance, drawn, mixed
 
-SETTINGS = Settings()
+SETTINGS = Settings(acquaint_seconds=0.0)
 CODE, MIDDLE, CREATIVE = 0.85, 0.65, 0.45
 
 

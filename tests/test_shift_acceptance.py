@@ -9,12 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtpmon.model import Amount, Usage
-from mtpmon.shift.acceptance import TRAIL, Acceptance, lived, probed, replanned, scraped
+from mtpmon.shift.acceptance import (
+    TRAIL,
+    Acceptance,
+    lived,
+    probed,
+    replanned,
+    scraped,
+    touched,
+)
 from mtpmon.shift.batch import MOST_POSITIONS, Batch, batch_of
 from mtpmon.shift.evidence import Direction
 from mtpmon.shift.found import Ending, Phase, Source
 from mtpmon.shift.learned import LEVELS
-from mtpmon.shift.settings import MOST_STRATA, Settings
+from mtpmon.shift.settings import DAY, MOST_STRATA, Settings
 from tests.fleet import chance, drawn
 from tests.shifting import CODE, CREATIVE, SETTINGS, Watched, batch, known, steady, usage
 
@@ -187,12 +195,28 @@ def test_probes_alone_raise_a_shift() -> None:
 def test_what_no_mix_explains_waits_for_probes_that_run() -> None:
     """A task never seen before looks like a fault, so probes get the time to say."""
     server = known(probes=True)
-    server.settings = Settings(patience_seconds=1e9, probe_fresh_seconds=1e9)
+    server.settings = msgspec.structs.replace(
+        SETTINGS, patience_seconds=1e9, probe_fresh_seconds=1e9
+    )
     server.until(Phase.SUSPECTED, lambda: server.live(0.12), 30)
     server.live(0.12, batches=30)
     assert server.state.phase is Phase.SUSPECTED
     server.settings = SETTINGS
     assert server.live(0.12).state.phase is Phase.SHIFTED
+
+
+def test_tasks_must_be_known_for_users_alone_to_show_a_shift() -> None:
+    """On the first day it also takes that something happened to the server just then."""
+    server = steady()
+    server.settings = Settings(acquaint_seconds=DAY)
+    server.live(0.5, batches=5)
+    assert server.state.phase is Phase.SUSPECTED
+    other = steady()
+    other.settings = server.settings
+    other.state = touched(other.state, other.at)
+    other.until(Phase.SHIFTED, lambda: other.live(0.5), 5)
+    server.until(Phase.SHIFTED, lambda: server.live(0.5), 80)
+    assert server.at >= DAY
 
 
 def test_a_shift_ends_when_the_level_returns() -> None:
@@ -252,7 +276,7 @@ def test_counters_that_vanish_leave_a_shift_standing() -> None:
 def test_a_shift_that_stays_becomes_the_level() -> None:
     """After ``hold_seconds`` it is cleared, and changes from there are news again."""
     server = steady()
-    server.settings = Settings(hold_seconds=7200)
+    server.settings = msgspec.structs.replace(SETTINGS, hold_seconds=7200)
     server.until(Phase.SHIFTED, lambda: server.live(0.5), 5)
     server.until(Phase.WATCHING, lambda: server.live(0.5), 40)
     assert server.state.ended is not None

@@ -8,7 +8,7 @@ import pytest
 
 from mtpmon.board import ServerBoard
 from mtpmon.export import METRICS
-from mtpmon.model import ProbeResult, Props, Reading, Usage
+from mtpmon.model import ProbeOutcome, ProbeResult, Props, Reading, Usage
 from mtpmon.record import Event, EventKind
 from mtpmon.shift.evidence import Direction
 from mtpmon.shift.found import Ending
@@ -91,6 +91,7 @@ def test_a_fall_is_told_once_in_the_units_of_people() -> None:
 def test_the_end_of_a_change_is_told() -> None:
     """It is not standing any more, and the total stays."""
     server = learned()
+    server.hear(EventKind.RESTART)
     server.until_news(0.5)
     ended = server.until_news(0.82, 40)
     assert ended.ending is Ending.RECOVERED
@@ -126,6 +127,7 @@ def test_a_build_that_halves_acceptance_is_told_as_the_cause() -> None:
 def test_the_change_before_a_planned_one_is_over() -> None:
     """What another model does is judged anew."""
     server = learned()
+    server.hear(EventKind.RESTART)
     server.until_news(0.5)
     server.hear(EventKind.MODEL, "m", "n")
     assert [change.ending for change in server.news] == [Ending.REPLANNED]
@@ -169,6 +171,13 @@ def test_probes_alone_tell_acceptance_as_a_share() -> None:
     assert found.figure is Figure.ACCEPTANCE
     assert found.before == pytest.approx(0.8, abs=0.01)
     assert found.after == pytest.approx(0.2, abs=0.01)
+
+
+def test_a_probe_that_failed_tells_nothing() -> None:
+    """It has no steps and no divergence."""
+    failed = msgspec.structs.replace(probe((3, 1)), outcome=ProbeOutcome.FAILED)
+    assert asked(Shifts(), failed, RULES).figures == Shifts().figures
+    assert asked(Shifts(), failed, RULES).acceptance is Shifts().acceptance
 
 
 def test_rules_are_those_of_the_operator() -> None:

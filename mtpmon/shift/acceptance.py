@@ -9,7 +9,7 @@ from mtpmon.model import Usage
 from mtpmon.shift.batch import MOST_POSITIONS, Batch, Meter, metered
 from mtpmon.shift.counts import Step, counted
 from mtpmon.shift.evidence import Array, highest
-from mtpmon.shift.found import Ending, Phase, Shift, Source, closed, described, returned
+from mtpmon.shift.found import Ending, Phase, Shift, Source, closed, described, near, returned
 from mtpmon.shift.learned import Counts, counts, grown, rebased, replanning, resumed
 from mtpmon.shift.settings import DAY, MOST_STRATA, Settings
 from mtpmon.shift.yardstick import yardstick
@@ -53,13 +53,16 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     """The detector of changes in acceptance, of one server.
 
-    ``raised``: when there were suspicions. ``trail``: recent probes' evidence. ``ended``: the
-    last shift that is over.
+    ``since``: when users' traffic was first seen; ``touched``: when something last happened to
+    the server that can change it. ``raised``: when there were suspicions. ``trail``: recent
+    probes' evidence. ``ended``: the last shift that is over.
     """
 
     live: Counts = counts(ranged=True)
     probes: Counts = counts(ranged=False)
     meter: Meter | None = None
+    since: float | None = None
+    touched: float | None = None
     suspicion: Suspicion | None = None
     raised: tuple[float, ...] = ()
     trail: tuple[Scores, ...] = ()
@@ -94,7 +97,8 @@ def lived(state: Acceptance, batch: Batch, settings: Settings) -> Acceptance:
     if step is None:
         return state
     now, held = batch.ended_unix_seconds, state.held
-    state = msgspec.structs.replace(state, live=step.detector)
+    since = batch.began_unix_seconds if state.since is None else state.since
+    state = msgspec.structs.replace(state, live=step.detector, since=since)
     if held is None:
         return _judged(_suspected(state, step, now), now, settings)
     if step.crossed is not None:
@@ -124,6 +128,11 @@ def probed(state: Acceptance, batch: Batch, settings: Settings) -> Acceptance:
     if held.shift.source is Source.LIVE:
         return state
     return _still(state, held, held.probes, step, batch=batch, settings=settings)
+
+
+def touched(state: Acceptance, unix_seconds: float) -> Acceptance:
+    """Take in that something happened to the server that can change what it keeps."""
+    return msgspec.structs.replace(state, touched=unix_seconds)
 
 
 def replanned(state: Acceptance) -> Acceptance:
@@ -211,7 +220,8 @@ def _judged(state: Acceptance, now: float, settings: Settings) -> Acceptance:
     Tasks may have changed, or the server. Probes tell these apart, by the likelihood of a
     change two thirds the size of the suspected one over that of none: they must be the surer,
     the more suspicions there are. Without probes the server it is if no mix of tasks seen
-    before keeps as few tokens, or as many.
+    before keeps as few tokens, or as many. That takes a day of them, or that something happened
+    to the server just then.
     """
     suspicion = state.suspicion
     if suspicion is None:
@@ -234,7 +244,9 @@ def _judged(state: Acceptance, now: float, settings: Settings) -> Acceptance:
     waiting = (
         now - latest <= settings.probe_fresh_seconds and now - raised < settings.patience_seconds
     )
-    if evidence > -SETTLED and suspicion.beyond and not waiting:
+    acquainted = state.since is not None and now - state.since >= settings.acquaint_seconds
+    blamed = acquainted or (state.touched is not None and near(state.touched, found))
+    if evidence > -SETTLED and suspicion.beyond and blamed and not waiting:
         return _shifted(state, msgspec.structs.replace(found, source=Source.LIVE))
     if evidence <= -SETTLED or now - raised >= settings.suspicion_seconds:
         return msgspec.structs.replace(state, live=rebased(state.live), suspicion=None)

@@ -8,6 +8,8 @@ import msgspec
 from mtpmon.record import Event, EventKind
 from mtpmon.shift.evidence import DIRECTIONS, Bank, Direction
 
+NEAR_SECONDS = 60.0
+
 
 class Source(StrEnum):
     """Whose traffic showed a shift of acceptance."""
@@ -72,23 +74,26 @@ def returned(change: float, full: float, share: float) -> bool:
     return abs(change) < share * abs(change - full)
 
 
-def causes(
-    events: Iterable[Event], shift: Shift, *, slack_seconds: float = 60.0
-) -> tuple[Event, ...]:
+def causes(events: Iterable[Event], shift: Shift) -> tuple[Event, ...]:
     """What happened to the server near the start of a shift, nearest first.
 
     The start is an estimate: it may be off by part of the time that detection took. What came
     after the detection is no cause. Nor is what was only seen for the first time, or a server
     that could not be reached for a while.
     """
+    found = [event for event in events if is_cause(event) and near(event.unix_seconds, shift)]
+    return tuple(sorted(found, key=lambda e: abs(e.unix_seconds - shift.began_unix_seconds)))
+
+
+def is_cause(event: Event) -> bool:
+    """Whether it can have changed a figure: no first sight, and no look that failed."""
+    return event.kind is EventKind.RESTART or (
+        event.kind is not EventKind.STATE and event.before is not None
+    )
+
+
+def near(unix_seconds: float, shift: Shift) -> bool:
+    """Whether a moment is near the start of a shift, and not after its detection."""
     began, detected = shift.began_unix_seconds, shift.detected_unix_seconds
-    reach = slack_seconds + (detected - began) / 2
-    near = [
-        event
-        for event in events
-        if event.kind is not EventKind.STATE
-        and (event.kind is EventKind.RESTART or event.before is not None)
-        and abs(event.unix_seconds - began) <= reach
-        and event.unix_seconds <= detected
-    ]
-    return tuple(sorted(near, key=lambda event: abs(event.unix_seconds - began)))
+    reach = NEAR_SECONDS + (detected - began) / 2
+    return abs(unix_seconds - began) <= reach and unix_seconds <= detected

@@ -8,10 +8,10 @@ import msgspec
 
 from mtpmon.model import ProbeResult, Usage
 from mtpmon.record import Event, EventKind
-from mtpmon.shift.acceptance import Acceptance, probed, replanned, scraped
+from mtpmon.shift.acceptance import Acceptance, probed, replanned, scraped, touched
 from mtpmon.shift.batch import batch_of_probe, kld_of_probe, pace_of_probe
 from mtpmon.shift.evidence import Direction
-from mtpmon.shift.found import Ending, Phase, Shift, causes
+from mtpmon.shift.found import Ending, Phase, Shift, causes, is_cause
 from mtpmon.shift.settings import KLD, PACE, Settings, ValueSettings
 from mtpmon.shift.values import Values, measured, remeasured
 
@@ -170,6 +170,9 @@ def happened(shifts: Shifts, event: Event) -> Shifts:
     found = msgspec.structs.replace(shifts, events=(*shifts.events, event)[-EVENTS_KEPT:])
     if event.kind is EventKind.BUILD:
         found = msgspec.structs.replace(found, build=event.after)
+    if is_cause(event):
+        acceptance = touched(found.acceptance, event.unix_seconds)
+        found = msgspec.structs.replace(found, acceptance=acceptance)
     if event.kind in (EventKind.BUILD, EventKind.MODEL) and event.before is not None:
         found = msgspec.structs.replace(
             found,

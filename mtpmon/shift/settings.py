@@ -20,7 +20,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     change this share of the kept tokens may be lost unreported, and after ``planned_steps``
     the level is the new reference. ``patience_seconds``: how long probes get to explain a
     change that past tasks do not; ``suspicion_seconds``: to explain one that they do.
-    ``probe_fresh_seconds``: older probes do not count as running.
+    ``probe_fresh_seconds``: older probes do not count as running. ``acquaint_seconds``: how
+    long users' traffic must have been watched for their tasks to count as known.
     """
 
     alarms_per_day: float = 1 / 7
@@ -35,6 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     patience_seconds: float = 1800.0
     suspicion_seconds: float = 6 * 3600.0
     probe_fresh_seconds: float = 600.0
+    acquaint_seconds: float = DAY
 
 
 class ValueSettings(msgspec.Struct, frozen=True, kw_only=True):

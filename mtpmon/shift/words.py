@@ -6,10 +6,9 @@ from datetime import UTC, datetime
 from mtpmon.pagetext import SPACE, duration, nats
 from mtpmon.record import Event, EventKind
 from mtpmon.shift.evidence import Direction
-from mtpmon.shift.found import Ending
+from mtpmon.shift.found import NEAR_SECONDS, Ending
 from mtpmon.shift.server import Change, Figure
 
-NEAR_SECONDS = 60.0  # the start is an estimate: nearer than this, nothing is before or after
 NAMES: Mapping[Figure, str] = {
     Figure.ACCEPTANCE: "acceptance",
     Figure.DECODE_SPEED: "decode speed",
@@ -56,7 +55,10 @@ def _clock(unix_seconds: float, today: float) -> str:
 
 
 def _cause(change: Change) -> str:
-    """What happened nearest to the start, and what else did in the same moment."""
+    """What happened nearest to the start, and what else did in the same moment.
+
+    The start is an estimate: nearer to it than a minute, nothing is before or after.
+    """
     first = change.causes[0]
     later = change.began_unix_seconds - first.unix_seconds
     when = "about when"
