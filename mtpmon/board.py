@@ -40,6 +40,16 @@ from mtpmon.model import (
 from mtpmon.record import Event, EventKind, HistoryFigures, Mark, Rollup, changes, rollup
 from mtpmon.request import Request, same_software
 from mtpmon.rolling import ProbeFigures, divergences_of, matrix, rolling
+from mtpmon.shift.server import (
+    Change,
+    ShiftFigures,
+    ShiftRules,
+    Shifts,
+    asked,
+    happened,
+    looked,
+)
+from mtpmon.shift.words import in_words
 from mtpmon.trend import Trend, TrendPoint, extended
 from mtpmon.trust import Reason, Reconciliation, distrust, mismatch, reconcile
 from mtpmon.window import Evidence, History, Sample, TrafficFigures, figures
@@ -77,6 +87,7 @@ class BoardSettings(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Evidence
     rolling_probes: int
     worth: WorthRules = WorthRules()
+    shift: ShiftRules = ShiftRules()
     probe_timeout_seconds: float
 
 
@@ -146,6 +157,7 @@ class ServerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     probe_succeeded: bool | None
     last_success_unix_seconds: float | None
     capture_usable: Mapping[str, bool] = {}
+    shifts: ShiftFigures = ShiftFigures()
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +236,8 @@ class ServerBoard:
         self._probe_succeeded: bool | None = None
         self._capture_usable: Mapping[str, bool] = {}
         self._captured_step: PlainStep | None = None
+        self._shifts = Shifts()
+        self._shift_news: list[Change] = []
 
     # --- probes -------------------------------------------------------------------------
 
@@ -269,6 +283,7 @@ class ServerBoard:
             return
         self._roll()
         self._measure(result.unix_seconds)
+        self._watch(asked(self._shifts, result, self._settings.shift))
         if result.positions is not None:
             self._comparable += result.positions.comparable
             self._missing += result.positions.missing
@@ -406,7 +421,7 @@ class ServerBoard:
     def scraped(self, scrape: Scrape) -> None:
         """Take in one look at the server."""
         for event in changes(self.name, self._last, self._props, scrape):
-            self._note(event)
+            self._happened(event)
         if self._last is None or self._last.state is not scrape.state:
             self._state_since = scrape.unix_seconds
         self._last = scrape
@@ -433,7 +448,7 @@ class ServerBoard:
             if step.restarted:
                 self._reconciled.clear()
                 self._forget_uncounted()
-                self._note(
+                self._happened(
                     Event(
                         server=self.name,
                         unix_seconds=scrape.unix_seconds,
@@ -443,6 +458,26 @@ class ServerBoard:
         server, cut = self._ledger.usage(), self._cut
         if not cut or self._settle(scrape, counters, server):
             self._add_sample(scrape, counters, server, reconcilable=not cut)
+
+    def _happened(self, event: Event) -> None:
+        self._note(event)
+        self._watch(happened(self._shifts, event))
+
+    def _watch(self, shifts: Shifts) -> None:
+        """Take over what is known of changes, and note those that began or ended."""
+        self._shifts = shifts
+        for change in shifts.news:
+            self._shift_news.append(change)
+            self._note(
+                Event(
+                    server=self.name,
+                    unix_seconds=change.detected_unix_seconds,
+                    kind=EventKind.SHIFT,
+                    before=f"{change.before:.4g}",
+                    after=f"{change.after:.4g}",
+                    detail=in_words(change),
+                )
+            )
 
     @property
     def _counted(self) -> Usage:
@@ -504,6 +539,7 @@ class ServerBoard:
             self._waiting_since = None
         elif moved or self._waiting_since is None:
             self._waiting_since = now
+        self._watch(looked(self._shifts, server, own, scrape.unix_seconds, self._settings.shift))
         self._history.add(
             Sample(monotonic_seconds=now, server=server, own=own, at_rest=at_rest, moved=moved)
         )
@@ -557,6 +593,11 @@ class ServerBoard:
         return deciding(self._settings.windows_seconds)
 
     # --- reading ------------------------------------------------------------------------
+
+    def shift_news(self) -> tuple[Change, ...]:
+        """Changes that began or ended since the last call."""
+        news, self._shift_news = tuple(self._shift_news), []
+        return news
 
     def roll_up(self) -> Rollup | None:
         """Users' traffic since the last call; ``None`` without a usable scrape since then."""
@@ -621,6 +662,7 @@ class ServerBoard:
             probe_succeeded=self._probe_succeeded,
             last_success_unix_seconds=self._last_success,
             capture_usable=self._capture_usable,
+            shifts=self._shifts.figures,
         )
 
     def _source(self) -> Source | None:

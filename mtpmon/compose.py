@@ -26,6 +26,7 @@ from mtpmon.grade import GradeRules
 from mtpmon.history import History
 from mtpmon.probe import Arms, ProbeSettings
 from mtpmon.promptfile import parse_prompts
+from mtpmon.shift.server import ShiftRules
 from mtpmon.suite import TASKS, Prompt, Suite, Variant, builtin_suite, cases, select, variants
 from mtpmon.verdict import VerdictRules
 from mtpmon.watch import Clock, Timing, Watcher
@@ -194,6 +195,11 @@ def board_settings(config: Config) -> BoardSettings:
             grades=GradeRules(
                 recommended=config.verdict.recommended, marginal=config.verdict.marginal
             ),
+        ),
+        shift=ShiftRules(
+            false_alarms_per_week=config.shift.false_alarms_per_week,
+            least_change=config.shift.least_change,
+            least_kld_nats=config.shift.least_kld,
         ),
         probe_timeout_seconds=config.probe.timeout_seconds,
     )

@@ -65,6 +65,7 @@ __all__ = [
     "Scrape",
     "Secret",
     "Server",
+    "Shift",
     "Tls",
     "Verdict",
     "check_tasks",
@@ -340,6 +341,26 @@ class Verdict(_Struct, frozen=True, kw_only=True):
     ] = 1.02
 
 
+class Shift(_Struct, frozen=True, kw_only=True):
+    """When a figure is said to have changed against the server's own past."""
+
+    false_alarms_per_week: Annotated[
+        float,
+        Real(0.01, 100, low_included=True),
+        "false alarms that each figure of a server may raise in a week at most",
+    ] = 1.0
+    least_change: Annotated[
+        float,
+        Real(0, 1, low_included=True, high_included=False),
+        "share by which acceptance or decode speed must change to be worth telling",
+    ] = 0.05
+    least_kld: Annotated[
+        float,
+        Real(0, 10, low_included=True),
+        "nats by which the KL divergence must change to be worth telling",
+    ] = 0.001
+
+
 class Listen(_Struct, frozen=True, kw_only=True):
     """Where mtpmon answers."""
 
@@ -386,6 +407,7 @@ class Config(_Struct, frozen=True, kw_only=True):
     verdict: Annotated[Verdict, Section(Verdict), "when drafting is said to pay, and for what"] = (
         Verdict()
     )
+    shift: Annotated[Shift, Section(Shift), "when a figure is said to have changed"] = Shift()
     listen: Annotated[Listen, Section(Listen), "where mtpmon answers"] = Listen()
     log: Annotated[Log, Section(Log), "what is logged"] = Log()
 

@@ -385,6 +385,7 @@ def _shared_settings(config: Config) -> object:
         config.probe,
         config.evidence,
         config.verdict,
+        config.shift,
     )
 
 

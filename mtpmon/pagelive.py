@@ -26,6 +26,7 @@ from mtpmon.pagetext import (
 )
 from mtpmon.pagetrend import trend
 from mtpmon.payoff import Payoff
+from mtpmon.shift.words import in_words
 from mtpmon.trust import Reason
 from mtpmon.verdict import Verdict
 from mtpmon.window import TrafficFigures
@@ -61,6 +62,10 @@ def answer(server: ServerSnapshot, snapshot: Snapshot) -> Html:
         "div",
         said,
         _grounds(server, snapshot),
+        *(
+            h("p", h("b", "Change: "), in_words(change, now=snapshot.unix_seconds), ".")
+            for change in server.shifts.standing.values()
+        ),
         *(h("p", note) for note in _notes(server, paid, now=snapshot.unix_seconds)),
         class_=f"answer {words.mood}",
     )

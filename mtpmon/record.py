@@ -11,12 +11,13 @@ from mtpmon.window import Evidence, Sample, accepted_amount, figures
 
 
 class EventKind(StrEnum):
-    """What changed on a server."""
+    """What changed on a server. ``shift``: a figure, by change detection."""
 
     STATE = "state"
     RESTART = "restart"
     BUILD = "build"
     MODEL = "model"
+    SHIFT = "shift"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

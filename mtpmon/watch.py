@@ -18,6 +18,7 @@ from mtpmon.model import Baseline, Outcome, ProbeOutcome, ProbeResult, Props, Sc
 from mtpmon.probe import Arms, Books, ProbeFailed, ProbeSettings, probe
 from mtpmon.rest import Rest
 from mtpmon.scrape import scrape
+from mtpmon.shift.words import in_words
 from mtpmon.suite import DEFAULT_VARIANT, Case, Prompt, Turns, sampling_seed
 from mtpmon.validate import validated
 
@@ -139,6 +140,7 @@ class Watcher:
         self._rest.seen(found)
         self._note_quiet(found)
         self._log_change(found)
+        self._log_shifts()
         answering = found.outcome in (Outcome.OK, Outcome.METRICS_DISABLED)
         if answering and await self.check_captures(found.props):
             self._log_captures()
@@ -210,6 +212,21 @@ class Watcher:
         else:
             self._log.warning("scrape_failed", outcome=found.outcome.value, detail=found.detail)
 
+    def _log_shifts(self) -> None:
+        """One line for each change of a figure, and one when it is over."""
+        for change in self.board.shift_news():
+            log = self._log.bind(
+                figure=change.figure.value,
+                direction=change.direction.value,
+                before=round(change.before, 4),
+                after=round(change.after, 4),
+                detail=in_words(change),
+            )
+            if change.ending is None:
+                log.warning("shift_found")
+            else:
+                log.info("shift_ended", ending=change.ending.value)
+
     # --- probing ------------------------------------------------------------------------
 
     async def probe_forever(self) -> None:
@@ -241,6 +258,7 @@ class Watcher:
             self._served_since_probe = False
             self.board.probed(result)
             self._log_probe(result)
+            self._log_shifts()
             self._look_now.set()
             now = self.clock.monotonic()
             self.budget.spend(

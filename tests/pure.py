@@ -51,6 +51,21 @@ PURE = (
     "pagetext",
     "probespage",
     "markup",
+    "shift/__init__",
+    "shift/settings",
+    "shift/evidence",
+    "shift/batch",
+    "shift/learned",
+    "shift/tilts",
+    "shift/yardstick",
+    "shift/levels",
+    "shift/counts",
+    "shift/ranks",
+    "shift/found",
+    "shift/acceptance",
+    "shift/values",
+    "shift/server",
+    "shift/words",
 )
 
 

@@ -24,6 +24,7 @@ from mtpmon.config import (
     Scrape,
     Secret,
     Server,
+    Shift,
     Tls,
     Verdict,
     default_config,
@@ -83,6 +84,7 @@ probe:
   rolling: 100000
 evidence: {min_drafts: 2, rounding_error: 0.2, confidence: 5.01e-1}
 verdict: {min_steps: 2, settle: 0, max_age: 1h, recommended: 2, marginal: 1}
+shift: {false_alarms_per_week: 0.1, least_change: 0, least_kld: 0.5}
 history: {path: kept.db, retention: 90d, max_bytes: 1GiB}
 listen: {address: "[::]:0", reload: true}
 log: {level: debug, format: json}
@@ -143,6 +145,7 @@ FULL_CONFIG = Config(
     verdict=Verdict(
         min_steps=2, settle_seconds=0.0, max_age_seconds=3600.0, recommended=2.0, marginal=1.0
     ),
+    shift=Shift(false_alarms_per_week=0.1, least_change=0.0, least_kld=0.5),
     history=History(
         path=Path("/etc/mtpmon/kept.db"), retention_seconds=90 * 86400.0, max_bytes=1024**3
     ),

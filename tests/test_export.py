@@ -33,6 +33,7 @@ from mtpmon.model import (
 )
 from mtpmon.record import HistoryFigures, Operation, RecordKind
 from tests.programs import metrics_complaints
+from tests.shifting import shifted
 from tests.test_board import OWN, SETTINGS, failed, result, scrape
 
 HISTORY = HistoryFigures(
@@ -87,6 +88,7 @@ def full_board() -> Board:
     for seconds, first in ((0.5, None), (0.4, 3), (0.6, None)):
         everything.probed(probed(seconds, first))
     everything.scraped(scrape(5, 4))
+    everything._shifts = shifted()
     everything.captures_checked({"reference": True, "baseline": False})
     unknown = ServerBoard('quo"ted', SETTINGS, probed=False)
     gone = ServerBoard("gone", SETTINGS, probed=False)

@@ -14,10 +14,14 @@ from mtpmon.board import ServerBoard
 from mtpmon.client import LlamaClient
 from mtpmon.model import Outcome, ProbeOutcome, State
 from mtpmon.probe import Arms, ProbeSettings
+from mtpmon.shift.found import Ending
+from mtpmon.shift.server import Figure
+from mtpmon.shift.words import in_words
 from mtpmon.suite import Case, Prompt
 from mtpmon.watch import Clock, Timing, Watcher
 from tests.captures import events
 from tests.far_end import FakeLlama
+from tests.shifting import change
 from tests.test_board import SETTINGS, seen
 
 CLOCK = Clock(monotonic=time.monotonic, wall=time.time)
@@ -308,3 +312,22 @@ async def test_looks_keep_their_rhythm() -> None:
         await asyncio.sleep(1.05)
     looks = sum(path == "/props" for _, path in fake.requests)
     assert 8 <= looks <= 12
+
+
+async def test_changes_of_a_figure_are_logged_once() -> None:
+    """A warning when one is found, a note when it is over."""
+    told = change(Figure.ACCEPTANCE)
+    over = change(Figure.ACCEPTANCE, ending=Ending.RECOVERED)
+    async with watching(idle(), probing=False) as watcher:
+        watcher.board._shift_news += [told, over]
+        with capture_logs() as logs:
+            await watcher.look()
+            await watcher.look()
+    found = [entry for entry in logs if entry["event"].startswith("shift_")]
+    assert [(entry["event"], entry["log_level"]) for entry in found] == [
+        ("shift_found", "warning"),
+        ("shift_ended", "info"),
+    ]
+    assert [entry["detail"] for entry in found] == [in_words(told), in_words(over)]
+    assert found[0]["figure"] == "acceptance"
+    assert found[0]["direction"] == "fall"
