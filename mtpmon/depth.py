@@ -111,7 +111,8 @@ def best_depth(
         confidence: that all bounds hold at once; that of each of the bounds of ``costs``.
         design_effect: variance of the mean kept length over that of independent steps.
         counts: kept lengths by prompt where these are known; used in its place.
-        known: r of servers of this model that were set to other draft lengths.
+        known: r of servers of this model that were set to other draft lengths, at the
+            ``confidence`` of ``costs``.
         curvature: how far costs may lie off a line, as a share of its rise.
         least_gain: a smaller one is not worth a restart.
 
@@ -121,7 +122,8 @@ def best_depth(
     present = costs.longest
     # Bonferroni: the luckiest of several guesses must not pass for certain.
     each = 1 - (1 - confidence) / present
-    costs = _at_confidence(costs, normal_quantile(each) / normal_quantile(confidence))
+    wider = normal_quantile(each) / normal_quantile(confidence)
+    costs = _at_confidence(costs, wider)
     paid = payoff(tally, costs, confidence=each, design_effect=design_effect, counts=counts)
     speedup = paid.speedup.value if paid is not None else None
     usual = _mixed(_measured(costs.lengths[-1].relative, each), present, tally, costs)
@@ -140,7 +142,7 @@ def best_depth(
         logs = [math.log(s) for s in (paid.speedup.value, paid.speedup.lower, paid.speedup.upper)]
         options.append(option(0, -logs[0], logs[2] - logs[0], logs[0] - logs[1]))
     for drafted in range(1, present):
-        cost = _known((known or {}).get(drafted), costs.plain, usual)
+        cost = _known((known or {}).get(drafted), costs.plain, usual, wider)
         if cost is None:
             base = _base(drafted, costs, curvature, each)
             if base is None:
@@ -211,10 +213,13 @@ def _at_confidence(costs: StepCosts, wider: float) -> StepCosts:
     """With bounds of r that are so many times as wide, on the log scale."""
     if costs.plain is None:
         return costs
-    ratio = costs.plain.ratio
-    lower, upper = (ratio.value * (x / ratio.value) ** wider for x in (ratio.lower, ratio.upper))
-    plain = msgspec.structs.replace(costs.plain, ratio=Bounded(ratio.value, lower, upper))
+    plain = msgspec.structs.replace(costs.plain, ratio=_wider(costs.plain.ratio, wider))
     return msgspec.structs.replace(costs, plain=plain)
+
+
+def _wider(ratio: Bounded, wider: float) -> Bounded:
+    lower, upper = (ratio.value * (x / ratio.value) ** wider for x in (ratio.lower, ratio.upper))
+    return Bounded(ratio.value, lower, upper)
 
 
 def _length(tally: Tally, drafted: int) -> float:
@@ -280,11 +285,13 @@ def _mixed(base: _Cost, drafted: int, tally: Tally, costs: StepCosts) -> _Cost:
     return _Cost(base.value + float(shares @ _rollback(drafted, costs)), base.below, base.above)
 
 
-def _known(theirs: Bounded | None, plain: AgainstPlain | None, usual: _Cost) -> _Cost | None:
+def _known(
+    theirs: Bounded | None, plain: AgainstPlain | None, usual: _Cost, wider: float
+) -> _Cost | None:
     """From r as it was measured at that setting."""
     if theirs is None or plain is None:
         return None
-    ours = plain.ratio
+    ours, theirs = plain.ratio, _wider(theirs, wider)
     value = usual.value * theirs.value / ours.value
     below = math.hypot(math.log(theirs.value / theirs.lower), math.log(ours.upper / ours.value))
     above = math.hypot(math.log(theirs.upper / theirs.value), math.log(ours.value / ours.lower))

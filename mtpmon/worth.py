@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from mtpmon.cost import PlainStep, StepCosts, expired, step_costs
+from mtpmon.cost import PlainSource, PlainStep, StepCosts, expired, step_costs
 from mtpmon.depth import DepthAdvice, best_depth, in_words
 from mtpmon.grade import Graded, GradeRules, grade
 from mtpmon.model import Bounded, Identity, ProbeResult, Usage
@@ -111,6 +111,7 @@ def measure(
         costs,
         confidence=rules.confidence,
         counts=counts if len(counts) >= FEWEST_PROMPTS else None,
+        known=_other_settings(every, now=now, identity=identity, rules=rules),
     )
     return Measured(
         costs=costs,
@@ -121,6 +122,30 @@ def measure(
         advice=advice,
         advice_words=in_words(advice) if advice is not None else None,
     )
+
+
+def _other_settings(
+    every: Iterable[Request], *, now: float, identity: Identity, rules: WorthRules
+) -> dict[int, Bounded]:
+    """R at other draft lengths that earlier processes of this build and model were set to.
+
+    Only against a target-only server: what flatters would do so by another factor each time.
+    Of several with the same length the latest counts.
+    """
+    found: dict[int, Bounded] = {}
+    earlier: dict[str, list[Request]] = {}
+    for request in every:
+        token = request.identity.start_token
+        if token not in (None, identity.start_token):
+            earlier.setdefault(token or "", []).append(request)
+    for token, requests in earlier.items():
+        then = msgspec.structs.replace(identity, start_token=token)
+        held = current(requests, now=now, identity=then, max_age_seconds=rules.max_age_seconds)
+        costs = step_costs(held, confidence=rules.confidence)
+        plain = costs.plain if costs is not None else None
+        if costs is not None and plain is not None and plain.source is PlainSource.PAIR:
+            found[costs.longest] = plain.ratio
+    return found
 
 
 def _expiry(

@@ -232,7 +232,7 @@ def test_r_measured_at_another_setting_is_used() -> None:
     sampling = math.log(sampled.upper + 1) - math.log(sampled.value + 1)
     wider = normal_quantile(1 - 0.05 / 3) / normal_quantile(0.95)
     ours = wider * math.log(2.1 / 2.0)
-    above = math.hypot(sampling, math.hypot(math.log(1.3 / 1.2), ours))
+    above = math.hypot(sampling, math.hypot(wider * math.log(1.3 / 1.2), ours))
     assert math.log(bounds(found, 1).upper + 1) == pytest.approx(
         math.log(bounds(found, 1).value + 1) + above
     )

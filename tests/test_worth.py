@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtpmon.board import ServerBoard
+from mtpmon.depth import DepthAdvice
 from mtpmon.grade import Grade, GradeRules
 from mtpmon.model import (
     Amount,
@@ -315,6 +316,44 @@ def test_whatever_probes_brought_there_is_an_answer_or_none(
         for bounded in (paid.margin, paid.speedup, paid.breakeven, paid.step_ratio):
             assert bounded.lower <= bounded.value <= bounded.upper
     assert paying.verdict is not None
+
+
+def test_what_another_setting_cost_is_remembered() -> None:
+    """After a restart with another length: measured then, so no guess; but of no other build."""
+
+    def set_to(drafted: int, ratio: float, token: str, **who: str) -> list[ProbeResult]:
+        found = []
+        for number in range(16):
+            result = probed(number, ratio=ratio)
+            assert result.speculating is not None
+            steps = tuple(
+                Step(drafted, min(step.kept, drafted), step.seconds)
+                for step in result.speculating.stream.steps
+            )
+            identity = msgspec.structs.replace(HERE, start_token=token, **who)
+            changes = {"speculating": completion(steps), "identity": identity}
+            found.append(msgspec.structs.replace(result, **changes))
+        return found
+
+    def advised(*groups: list[ProbeResult]) -> DepthAdvice:
+        every = [result for group in groups for result in group]
+        found = measure(every, identity=HERE, now=1100.0, previous=Measured(), rules=RULES)
+        assert found.advice is not None
+        return found.advice
+
+    now = set_to(3, 3.0, "t")
+    assert advised(now).option(1) is None, "no step here shows what one token would cost"
+    once = advised(set_to(1, 1.1, "before"), now).option(1)
+    assert once is not None
+    assert once.gain_bounds is not None
+    assert once.gain_bounds.lower > 0.3
+    assert advised(set_to(1, 1.1, "before", build="b0"), now).option(1) is None
+    alone = [
+        msgspec.structs.replace(r, target_only=None, baseline=Baseline.SINGLE)
+        for r in set_to(1, 1.1, "before")
+    ]
+    assert advised(alone, now).option(1) is None
+    assert advised(set_to(1, 1.1, "before")[:2], now).option(1) is None
 
 
 # --- on the board ---
