@@ -30,6 +30,7 @@ from mtpmon.tally import Tally
 
 CURVATURE = 0.22
 LEAST_GAIN = 0.02
+LOPSIDED = 1.5  # times as far above as below, or the other way round
 
 
 class DepthOption(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +207,10 @@ def _percent(gain: float) -> str:
 
 def _expected(option: DepthOption) -> str:
     bounds = option.gain_bounds or Bounded(option.gain, option.gain, option.gain)
-    return f"{_percent(option.gain)} ± {50 * (bounds.upper - bounds.lower):.0f} %"
+    below, above = bounds.value - bounds.lower, bounds.upper - bounds.value
+    if max(below, above) > LOPSIDED * min(below, above):  # ± would claim what is not so
+        return f"{_percent(option.gain)} ({_percent(bounds.lower)} to {_percent(bounds.upper)})"
+    return f"{_percent(option.gain)} ± {50 * (below + above):.0f} %"
 
 
 def _at_confidence(costs: StepCosts, wider: float) -> StepCosts:

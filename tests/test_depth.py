@@ -323,6 +323,12 @@ def test_advice_reads_as_an_instruction() -> None:
     assert said(0, 0, gains(0, 0.09, 0.03), PRESENT) == ("turn drafting off: expected +9 % ± 3 %")
 
 
+def test_lopsided_bounds_are_written_out() -> None:
+    """Half their width on either side would hold less than nothing of a sure gain."""
+    lopsided = DepthOption(drafted=0, gain=0.49, gain_bounds=Bounded(0.49, 0.01, 1.2), speedup=None)
+    assert said(0, 0, lopsided, PRESENT) == "turn drafting off: expected +49 % (+1 % to +120 %)"
+
+
 def test_no_advice_reads_as_keep() -> None:
     """And says what might be better, and how little that means."""
     assert said(None, 3, gains(1, -0.1, 0.02), PRESENT) == "keep --spec-draft-n-max 3"
