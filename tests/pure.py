@@ -37,6 +37,7 @@ PURE = (
     "record",
     "export",
     "report",
+    "viability",
     "facts",
     "doctor",
     "doctorcounters",

@@ -236,6 +236,11 @@ def test_servers_that_cannot_be_chosen(
         (("--tasks", "code,code"), "--tasks: 'code' is listed twice"),
         (("--tokens", "1"), "--tokens: 1 is"),
         (("--timeout", "soon"), "--timeout: 'soon' is"),
+        (("--temperatures", "0,warm"), "--temperatures: 'warm' is"),
+        (("--temperatures", "0,3"), "--temperatures: 3"),
+        (("--thinking", "on,perhaps"), "--thinking: 'perhaps' is"),
+        (("--variants", "default", "--thinking", "on"), "--variants: default does not go with"),
+        (("--variants", "default", "--temperatures", "1"), "go with --temperatures"),
     ],
 )
 def test_probe_options(

@@ -115,12 +115,55 @@ async def test_probe_tables(model: Path, tmp_path: Path) -> None:
         ran = await mtpmon("probe", "--config", config, "--prompts", "4", "--timeout", "60s")
     assert (ran.code, ran.err) == (0, "")
     titles = re.findall(
-        r"^(?:By task|Sequence|First|Positions|KLD of|Emitted)", ran.out, re.MULTILINE
+        r"^(?:By task|Sequence|First|Positions|KLD of|Emitted|Where)", ran.out, re.MULTILINE
     )
-    assert titles == ["By task", "Sequence", "First", "Positions", "KLD of", "Emitted"]
+    assert titles == ["By task", "Sequence", "First", "Positions", "KLD of", "Emitted", "Where"]
     assert "4 of 4 probes completed, up to 64 tokens each" in ran.out
     assert ran.out.index("essay   ") < ran.out.index("code    ")
     assert max(map(len, ran.out.splitlines())) <= 100
+
+
+async def test_probe_in_other_ways(model: Path) -> None:
+    """Each task, temperature and thinking has a cell; figures by task are the usual ones."""
+    async with pair(model) as (drafting, plain):
+        ran = await mtpmon(
+            *("probe", "--url", drafting.url, "--target-only-url", plain.url, "--json"),
+            *("--tasks", "code,creative", "--prompts", "6", "--tokens", "32"),
+            *("--temperatures", "0,0.8", "--thinking", "default,on"),
+        )
+    assert (ran.code, ran.err) == (0, "")
+    document = msgspec.json.decode(ran.out, type=ProbeDocument)
+    assert len(document.variants) == 4
+    (server,) = document.servers
+    assert server.report.completed == 24
+    assert [(row.task, row.probes) for row in server.report.tasks] == [
+        ("code", 3),
+        ("creative", 3),
+        ("all", 6),
+    ]
+    assert [(c.task, c.temperature, c.thinking, c.probes) for c in server.viability.cells] == [
+        (task, temperature, thinking, 3)
+        for task in ("code", "creative")
+        for temperature in (0.0, 0.8)
+        for thinking in (None, True)
+    ]
+    assert server.viability.plain == "pair"
+    for cell in server.viability.cells:
+        assert cell.acceptance is not None
+        assert cell.breakeven is not None
+        assert cell.speedup is not None
+        assert cell.graded is not None
+
+
+async def test_probe_fails_below_breakeven(model: Path) -> None:
+    """On the demo's small model drafting never pays: 1 if asked for, and the tables say so."""
+    async with pair(model) as (drafting, plain):
+        arguments = ("--url", drafting.url, "--target-only-url", plain.url, "--prompts", "20")
+        fine = await mtpmon("probe", *arguments)
+        ran = await mtpmon("probe", *arguments, "--fail-below-breakeven")
+    assert "drafting is below breakeven" in fine.out
+    assert "not recommended" in " ".join(fine.out.split())
+    assert (fine.code, ran.code, ran.err) == (0, 1, "")
 
 
 async def test_probe_of_several_servers(model: Path, tmp_path: Path) -> None:

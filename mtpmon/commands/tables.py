@@ -8,6 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mtpmon.commands.terminal import printable
+from mtpmon.cost import PlainSource
+from mtpmon.grade import Grade, Graded
 from mtpmon.model import ArmName, Bounded
 from mtpmon.pagetext import PROBE_OUTCOMES
 from mtpmon.report import (
@@ -21,6 +23,7 @@ from mtpmon.report import (
     SequenceMatch,
     Share,
 )
+from mtpmon.viability import Viability
 
 UNKNOWN = "–"
 
@@ -46,6 +49,8 @@ _DEFINITIONS = {
     " tokens over all waiting",
     "speed-up": "decode tok/s of speculating over target-only, prompt by prompt, and the bounds of"
     " its mean",
+    "breakeven": "the draft acceptance at which drafting would neither gain nor lose, from what"
+    " steps of this pass cost; a grade is certain where its bounds have it too, else it has a ?",
     "first mismatch": "0-based place of the first token that differs; margin: the target-only"
     " server's gap between its two likeliest tokens there, near 0 for a rounding tie, which is no"
     " fault",
@@ -79,6 +84,66 @@ def tables(report: Report) -> Iterable[RenderableType]:
         yield _emitted(report.emitted)
     if report.reference:
         yield _kld(report.reference, _REFERENCE_TITLE, _REFERENCE_PLACES)
+
+
+_GRADES: dict[Grade, str] = {
+    Grade.RECOMMENDED: "recommended",
+    Grade.MARGINAL: "marginal",
+    Grade.NOT_RECOMMENDED: "not recommended",
+}
+_THINKING: dict[bool | None, str] = {None: "default", False: "off", True: "on"}
+_PLAIN_STEPS: dict[PlainSource, str] = {
+    PlainSource.PAIR: "the target-only server's",
+    PlainSource.CAPTURE: "the captured baseline's",
+    PlainSource.SWITCH: "this server's, told not to draft: an upper bound, which flatters drafting",
+    PlainSource.UNDRAFTED: "this server's undrafted ones: an upper bound, which flatters drafting",
+}
+
+
+def viability_table(found: Viability) -> RenderableType:
+    """The viability matrix: where drafting pays."""
+    source = "" if found.plain is None else f"; plain steps are {_PLAIN_STEPS[found.plain]}"
+    grid = table(
+        f"Where drafting pays{source}",
+        "task",
+        "temp.",
+        "thinking",
+        "probes",
+        "acceptance",
+        "breakeven",
+        "speed-up",
+        "grade",
+        wrapped=[7],
+    )
+    last = None
+    for cell in found.cells:
+        if last not in (None, cell.task):
+            grid.add_section()
+        last = cell.task
+        speedup = bounded(cell.speedup, "×")
+        grid.add_row(
+            cell.task,
+            f"{cell.temperature:g}",
+            _THINKING[cell.thinking],
+            str(cell.probes),
+            percent(cell.acceptance),
+            _percents(cell.breakeven),
+            f"≈ {speedup}" if cell.modelled else speedup,
+            _graded(cell.graded),
+        )
+    return grid
+
+
+def _percents(value: Bounded | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value.value:.1%} [{100 * value.lower:.0f}, {100 * value.upper:.0f}]"
+
+
+def _graded(found: Graded | None) -> str:
+    if found is None:
+        return UNKNOWN
+    return _GRADES[found.grade] if found.certain else f"{_GRADES[found.grade]} ?"
 
 
 def definitions() -> RenderableType:
