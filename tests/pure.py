@@ -40,6 +40,7 @@ PURE = (
     "viability",
     "facts",
     "doctor",
+    "doctorcaptures",
     "doctorcounters",
     "doctorserver",
     "page",

@@ -306,8 +306,7 @@ def _refused(watching: Watcher) -> Iterator[str]:
     captures = watching.captures
     if captures is None:
         return
-    for use in captures.held:
-        why = captures.reasons.get(use, ("the server did not tokenize, so it was not judged",))
+    for use, why in captures.refused().items():
         if why:
             yield f"{use.value}_capture is not used: {'; '.join(why)}"
 
