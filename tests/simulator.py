@@ -39,11 +39,13 @@ class Simulated:
 
     Args:
         draft_n_max: most tokens to draft in a step; 0 is a target-only server.
+        drafting_cost: what a step that drafts takes, in plain steps.
         leak: share of what a rejected draft did to the state that is not undone.
         seed: of the weights.
     """
 
     draft_n_max: int = 3
+    drafting_cost: float = 1.0
     leak: float = 0.0
     seed: int = 1
     kept: list[int] = field(default_factory=list)
@@ -96,24 +98,20 @@ class Simulated:
         first = self._logprobs(state, said[-1])
         said.append(int(first.argmax()))
         chunks = [self._chunk(said, 1, 0.0, (0, 0), _tops(first, top))]
-        steps = drafted = accepted = 0
+        drafted, accepted, seconds = 0, 0, 0.0
         while (made := len(said) - len(ids)) < wanted:
             draft = self._draft(state, said[-1], min(self.draft_n_max, wanted - made - 1))
             tokens, state, logprobs = self._verify(state, said[-1], draft)
-            steps, drafted, accepted = (
-                steps + 1,
-                drafted + len(draft),
-                accepted + len(tokens) - 1,
-            )
+            drafted, accepted = drafted + len(draft), accepted + len(tokens) - 1
+            seconds += STEP_SECONDS * (self.drafting_cost if draft else 1.0)
             self._count(draft, len(tokens) - 1)
             for token in tokens:
                 said.append(token)
                 tops = _tops(logprobs, top) if not draft else []
-                seconds = steps * STEP_SECONDS
                 made = len(said) - len(ids)
                 chunks.append(self._chunk(said, made, seconds, (drafted, accepted), tops))
         self.tokens += wanted
-        self.seconds += steps * STEP_SECONDS
+        self.seconds += seconds
         self._slot = Slot(tuple(said[:-1]), state)
         end = {**chunks[-1], "content": "", "tokens": [], "stop": True}
         end.pop("completion_probabilities", None)

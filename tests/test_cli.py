@@ -19,6 +19,7 @@ from mtpmon.commands.probe import ProbeDocument
 from tests.captures import events
 from tests.command_line import COMMAND, broken, ended, mtpmon, started, until
 from tests.far_end import FakeLlama
+from tests.simulator import Simulated
 
 BAD_CONFIGS = Path(__file__).parent / "bad_configs"
 COMMANDS = ("run", "check", "probe", "capture", "doctor", "demo")
@@ -288,6 +289,22 @@ async def test_failures_in_a_row_end_a_try() -> None:
     assert outcomes[0] == "completed"
     assert outcomes[-4:] == ["completed", "failed", "failed", "failed"]
     assert len(outcomes) < 40
+
+
+@pytest.mark.parametrize(("cost", "below"), [(1.0, False), (8.0, True)])
+async def test_probe_fails_below_breakeven(cost: float, below: bool) -> None:
+    """Where drafting costs more than it brings, the tables say so, and 1 comes if asked for."""
+    async with (
+        Simulated(drafting_cost=cost).serving() as url,
+        Simulated(draft_n_max=0).serving() as twin,
+    ):
+        servers = ("--url", url, "--target-only-url", twin)
+        arguments = ("probe", *servers, "--tasks", "code,creative", "--prompts", "10")
+        fine = await mtpmon(*arguments)
+        ran = await mtpmon(*arguments, "--fail-below-breakeven")
+    assert (fine.code, ran.code, ran.err) == (0, int(below), "")
+    assert ("drafting is below breakeven" in fine.out) == below
+    assert ("not recommended" in " ".join(fine.out.split())) == below
 
 
 async def test_ctrl_c_during_a_probe() -> None:

@@ -155,17 +155,6 @@ async def test_probe_in_other_ways(model: Path) -> None:
         assert cell.graded is not None
 
 
-async def test_probe_fails_below_breakeven(model: Path) -> None:
-    """On the demo's small model drafting never pays: 1 if asked for, and the tables say so."""
-    async with pair(model) as (drafting, plain):
-        arguments = ("--url", drafting.url, "--target-only-url", plain.url, "--prompts", "20")
-        fine = await mtpmon("probe", *arguments)
-        ran = await mtpmon("probe", *arguments, "--fail-below-breakeven")
-    assert "drafting is below breakeven" in fine.out
-    assert "not recommended" in " ".join(fine.out.split())
-    assert (fine.code, ran.code, ran.err) == (0, 1, "")
-
-
 async def test_probe_of_several_servers(model: Path, tmp_path: Path) -> None:
     """Each server has its heading, with what cannot be said of it."""
     async with pair(model) as (drafting, plain):
