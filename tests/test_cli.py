@@ -15,7 +15,7 @@ import pytest
 
 import mtpmon as package
 from mtpmon.__main__ import main
-from mtpmon.commands.probe import ProbeDocument
+from mtpmon.commands.probetext import ProbeDocument
 from tests.captures import events
 from tests.command_line import COMMAND, broken, ended, mtpmon, started, until
 from tests.far_end import FakeLlama

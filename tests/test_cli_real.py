@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from mtpmon.commands.probe import ProbeDocument
+from mtpmon.commands.probetext import ProbeDocument
 from mtpmon.demo.model import ModelSpec, cached_model
 from mtpmon.demo.server import LlamaServer
 from mtpmon.suite import DEFAULT_TASKS

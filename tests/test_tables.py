@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
 from mtpmon.board import ServerSnapshot
+from mtpmon.commands.matrix import viability_table
 from mtpmon.commands.screen import line, screen
-from mtpmon.commands.tables import definitions, tables, viability_table
+from mtpmon.commands.tables import definitions, tables
 from mtpmon.commands.terminal import printable
 from mtpmon.cost import PlainSource
 from mtpmon.grade import Grade, Graded

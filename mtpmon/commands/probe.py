@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,25 +18,22 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.text import Text
 
-from mtpmon import __version__
 from mtpmon.board import ServerBoard
 from mtpmon.commands import EXIT_FINE, EXIT_NOT_FINE, exit_codes
 from mtpmon.commands.options import add_servers, chosen, usage, with_probe
-from mtpmon.commands.tables import definitions, percent, tables, viability_table
-from mtpmon.commands.terminal import printable, show, write
+from mtpmon.commands.probetext import ProbeDocument, ServerDocument, rendered
+from mtpmon.commands.terminal import show, write
 from mtpmon.compose import SYSTEM_CLOCK, board_settings, suite, watcher, ways
 from mtpmon.config import Config, Server
 from mtpmon.cost import PlainStep, plain_step
-from mtpmon.model import Baseline, ProbeOutcome, ProbeResult, Props, Variant
-from mtpmon.report import Report, report
+from mtpmon.model import ProbeOutcome, ProbeResult, Props, Variant
+from mtpmon.report import report
 from mtpmon.scrape import scrape
 from mtpmon.suite import DEFAULT_VARIANT, TASKS, Case, Prompt, Turns, rotation
-from mtpmon.viability import Viability, viability
+from mtpmon.viability import viability
 from mtpmon.watch import Watcher
 
-SCHEMA: Final = "mtpmon.probe/1"
 GIVE_UP_AFTER: Final = 3  # failures in a row; a dead server would cost a time limit each
 
 SUMMARY: Final = "measure servers once: acceptance, speed-up, differences in output"
@@ -65,38 +62,6 @@ examples:
     not_fine="at least one probe failed, a capture does not fit, or drafting is below breakeven",
     interrupted="interrupted by Ctrl-C",
 )
-
-
-class ServerDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One server of the JSON document."""
-
-    name: str
-    url: str
-    target_only_url: str | None
-    build: str | None
-    model: str | None
-    quantization: str | None
-    requests_processing_before: int | None
-    report: Report
-    viability: Viability = Viability()
-    refused_captures: tuple[str, ...] = ()
-    probes: tuple[ProbeResult, ...]
-
-
-class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``--json`` prints. Numbers that are not known are null, never NaN."""
-
-    schema: str = SCHEMA
-    mtpmon: str = __version__
-    unix_seconds: float
-    prompts: int
-    tasks: tuple[str, ...]
-    variants: tuple[Variant, ...] = (DEFAULT_VARIANT,)
-    tokens: int
-    top_logprobs: int
-    seed: int
-    confidence: float
-    servers: tuple[ServerDocument, ...]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +147,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         write(msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n")
     else:
-        show(*_rendered(document))
+        show(*rendered(document))
     not_fine = any(
         server.report.failures
         or server.refused_captures
@@ -337,55 +302,3 @@ async def _probe_all(
         if failures == GIVE_UP_AFTER:
             break
     return results
-
-
-def _rendered(document: ProbeDocument) -> Iterator[RenderableType]:
-    for server in document.servers:
-        yield Text(_heading(server), style="bold")
-        yield Text("\n".join(_remarks(document, server)))
-        for table in tables(server.report):
-            yield ""
-            yield table
-        if server.viability.cells:
-            yield ""
-            yield viability_table(server.viability)
-        yield ""
-    if any(server.report.completed for server in document.servers):
-        yield definitions()
-
-
-def _heading(server: ServerDocument) -> str:
-    pair = f" against {server.target_only_url}" if server.target_only_url else ""
-    return f"{server.name}: {server.url}{pair}"
-
-
-def _remarks(document: ProbeDocument, server: ServerDocument) -> Iterator[str]:
-    wanted = document.prompts * len(document.variants)
-    known = [server.model, server.quantization, server.build and f"build {server.build}"]
-    if any(known):
-        yield printable(", ".join(part for part in known if part))
-    yield (
-        f"{server.report.completed} of {wanted} probes completed,"
-        f" up to {document.tokens} tokens each"
-    )
-    if server.requests_processing_before:
-        yield (
-            f"{server.requests_processing_before} other requests were running at the start:"
-            " figures of speed are those of a busy server"
-        )
-    yield from map(printable, server.refused_captures)
-    overall = server.viability.overall
-    if overall is not None and server.viability.below_breakeven:
-        yield (
-            f"drafting is below breakeven: {percent(overall.acceptance.value)} of its tokens are"
-            f" kept, it pays from {percent(overall.breakeven.value)} on"
-        )
-    baselines = {probe.baseline for probe in server.probes}
-    if server.report.tasks and not server.report.tasks[-1].acceptance.whole:
-        yield "it drafted nothing: see `mtpmon doctor`"
-    elif Baseline.CAPTURE in baselines:
-        yield "compared with what it said without drafting, as captured: no speed-up"
-    elif server.target_only_url is None and server.report.match is not None:
-        yield "compared with itself, drafting switched off by request"
-    elif server.target_only_url is None:
-        yield "no target-only server to compare with: no speed-up, no exact sequences"
