@@ -1,34 +1,39 @@
 """What mtpmon costs a user: time to first token with and without probes, and throughput.
 
 One real server with one slot, probes as often as they are allowed. Requests with and without
-mtpmon alternate, so that drift of the machine falls on both alike:
+mtpmon alternate, so that drift of the machine falls on both alike. With ``--keep FILE`` each run
+adds its samples to those in the file and prints them all, so that it can be done in pieces:
 
-    python bench/preemption.py [--requests 200] [--saturated 8]
+    python -m bench.preemption [--requests 200] [--without-gap 100] [--saturated 8] [--keep FILE]
 """
 
 import argparse
 import asyncio
-import itertools
+import logging
+import math
 import random
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import aiohttp
+import msgspec
+import structlog
 
 from mtpmon.board import BoardSettings, ServerBoard
 from mtpmon.client import LlamaClient
-from mtpmon.demo.model import ModelSpec, cached_model
+from mtpmon.demo.model import DEEP, cached_model
 from mtpmon.demo.server import LlamaServer
-from mtpmon.model import ProbeOutcome
 from mtpmon.probe import Arms, ProbeSettings
 from mtpmon.suite import Variant, builtin_suite, cases
 from mtpmon.watch import Clock, Timing, Watcher
 from mtpmon.window import Evidence
 
-DEEP = ModelSpec(trunk_blocks=24)
+BLOCK = 10  # requests without a gap between changes of watching
 CLOCK = Clock(monotonic=time.monotonic, wall=time.time)
 
 
@@ -102,63 +107,113 @@ async def throughput(session: aiohttp.ClientSession, url: str, seconds: float) -
     return tokens / (time.perf_counter() - began)
 
 
+def _both() -> dict[str, list[float]]:
+    return {"with": [], "without": []}
+
+
 def quantile(values: list[float], share: float) -> float:
     """Linear between order statistics."""
     return statistics.quantiles(values, n=1000, method="inclusive")[round(share * 1000) - 1]
 
 
-async def run(requests: int, saturated: int) -> None:
-    """Measure and print."""
-    rng = random.Random(7)
-    times: dict[bool, list[float]] = {True: [], False: []}
-    rates: dict[bool, list[float]] = {True: [], False: []}
+@dataclass
+class Samples:
+    """What was measured, with and without mtpmon.
+
+    ``paused`` and ``without_gap``: seconds to first token of requests after a pause, and of
+    such as follow each other at once. ``rates``: tokens per second of whole blocks.
+    ``outcomes``: of probes.
+    """
+
+    paused: dict[str, list[float]] = field(default_factory=_both)
+    without_gap: dict[str, list[float]] = field(default_factory=_both)
+    rates: dict[str, list[float]] = field(default_factory=_both)
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+
+async def measure(found: Samples, requests: int, without_gap: int, saturated: int) -> None:
+    """Add a run."""
+    rng = random.Random(7 + len(found.paused["with"]))
     async with (
         LlamaServer(None, cached_model(DEEP)) as server,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
     ):
         watched = watcher(server.url)
-        for number, on in zip(range(2 * requests), itertools.cycle((True, False)), strict=False):
+        for number in range(2 * requests):
             pause = rng.uniform(0.1, 0.5)
-            if on:
-                async with watching(watched):
-                    await asyncio.sleep(pause)
-                    times[on].append(await first_token_seconds(session, server.url, number))
-            else:
+            async with either(watched, number % 2 == 0) as name:
                 await asyncio.sleep(pause)
-                times[on].append(await first_token_seconds(session, server.url, number))
-        outcomes = watched.board.snapshot(monotonic_seconds=time.monotonic()).probe_totals.outcomes
-        for on in itertools.islice(itertools.cycle((True, False, False, True)), saturated):
-            if on:
-                async with watching(watched):
-                    rates[on].append(await throughput(session, server.url, 3.0))
-            else:
-                rates[on].append(await throughput(session, server.url, 3.0))
+                seconds = await first_token_seconds(session, server.url, number)
+                found.paused[name].append(seconds)
+        for block in range(2 * math.ceil(without_gap / BLOCK)):
+            async with either(watched, block % 4 in (0, 3)) as name:
+                for number in range(BLOCK):
+                    seconds = await first_token_seconds(session, server.url, number)
+                    found.without_gap[name].append(seconds)
+        for block in range(saturated):
+            async with either(watched, block % 4 in (0, 3)) as name:
+                found.rates[name].append(await throughput(session, server.url, 3.0))
+        seen = watched.board.snapshot(monotonic_seconds=time.monotonic()).probe_totals.outcomes
+        for outcome, count in seen.items():
+            found.outcomes[outcome.value] = found.outcomes.get(outcome.value, 0) + count
         await watched.arms.close()
-    print(f"time to first token, {requests} requests each, milliseconds")
-    print(f"{'':14}{'median':>10}{'p99':>10}")
-    found = {}
-    for on in (False, True):
-        values = [1e3 * t for t in times[on]]
-        found[on] = statistics.median(values), quantile(values, 0.99)
-        name = "with mtpmon" if on else "without"
-        print(f"{name:14}{found[on][0]:10.1f}{found[on][1]:10.1f}")
-    print(
-        f"{'added':14}{found[True][0] - found[False][0]:10.1f}"
-        f"{found[True][1] - found[False][1]:10.1f}"
-    )
-    done = {o.value: n for o, n in outcomes.items()}
-    print(f"probes: {done}; preempted ones gave way: {outcomes.get(ProbeOutcome.PREEMPTED, 0)}")
-    ratio = statistics.fmean(rates[True]) / statistics.fmean(rates[False])
-    print(f"throughput under saturating load, with / without: {ratio:.3f}")
+
+
+@asynccontextmanager
+async def either(watched: Watcher, on: bool) -> AsyncIterator[str]:  # noqa: FBT001
+    """With mtpmon running, or without."""
+    if not on:
+        yield "without"
+        return
+    async with watching(watched):
+        yield "with"
+
+
+def lines(found: Samples) -> Iterator[str]:
+    """What came out."""
+    for title, times in (
+        ("after a pause", found.paused),
+        ("one after another, no idle gap", found.without_gap),
+    ):
+        if not times["with"]:
+            continue
+        yield f"time to first token {title}, {len(times['with'])} requests each, milliseconds"
+        yield f"{'':14}{'median':>10}{'p99':>10}{'max':>10}"
+        rows = {name: _figures(times[name]) for name in ("without", "with")}
+        rows["added"] = tuple(b - a for a, b in zip(rows["without"], rows["with"], strict=True))
+        for name, figures in rows.items():
+            yield f"{name:14}{''.join(f'{1e3 * each:10.1f}' for each in figures)}"
+    yield f"probes: {found.outcomes}"
+    if found.rates["with"]:
+        ratio = statistics.fmean(found.rates["with"]) / statistics.fmean(found.rates["without"])
+        pairs = zip(found.rates["with"], found.rates["without"], strict=True)
+        spread = sorted(a / b for a, b in pairs)
+        yield (
+            f"throughput under saturating load, with / without: {ratio:.3f}"
+            f" ({spread[0]:.3f} to {spread[-1]:.3f} in {len(spread)} pairs of blocks)"
+        )
+
+
+def _figures(values: list[float]) -> tuple[float, ...]:
+    return statistics.median(values), quantile(values, 0.99), max(values)
 
 
 def main() -> int:
     """Read the options and run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=200, help="after pauses, of each kind")
+    parser.add_argument("--without-gap", type=int, default=100, help="without, of each kind")
     parser.add_argument("--saturated", type=int, default=8, help="3 s blocks, with and without")
+    parser.add_argument("--keep", type=Path, help="a file of samples to add to")
     options = parser.parse_args()
-    asyncio.run(run(options.requests, options.saturated))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    found = Samples()
+    if options.keep is not None and options.keep.exists():
+        found = msgspec.json.decode(options.keep.read_bytes(), type=Samples)
+    asyncio.run(measure(found, options.requests, options.without_gap, options.saturated))
+    if options.keep is not None:
+        options.keep.write_bytes(msgspec.json.encode(found))
+    print("\n".join(lines(found)))
     return 0
 
 

@@ -29,6 +29,8 @@ from mtpmon.request import Request
 from mtpmon.suite import Prompt
 from mtpmon.wire import WireError, model_meta, parse_tokens
 
+NOT_JUDGED = "the server did not tokenize, so it was not judged"
+
 
 def read_capture(path: Path) -> Capture:
     """Read a capture file.
@@ -129,6 +131,10 @@ class Captures:
             reference=reference if isinstance(reference, Capture) else None,
             baseline=baseline if isinstance(baseline, Capture) else None,
         )
+
+    def refused(self) -> dict[Use, tuple[str, ...]]:
+        """Why each one that is configured cannot be used now; empty for one that can."""
+        return {use: self.reasons.get(use, (NOT_JUDGED,)) for use in self.held}
 
     def plain_requests(self) -> tuple[Request, ...]:
         """Requests from which the plain step's cost can be measured; none if none hold."""

@@ -30,7 +30,7 @@ from mtpmon.tally import Tally
 
 CURVATURE = 0.22
 LEAST_GAIN = 0.02
-LOPSIDED = 1.5  # times as far above as below, or the other way round
+LOPSIDED = 1.2  # times as far above as below, or the other way round
 
 
 class DepthOption(msgspec.Struct, frozen=True, kw_only=True):

@@ -316,7 +316,7 @@ def settled(grown: Usage, ours: Usage, *, at_rest: bool, blind: bool) -> Usage |
     Once it has counted the request, what it counted beyond that is those steps, unless a
     user's request ended too. None did if no prompt but ours was counted. One did if another
     prompt was, and nothing runs any more. In between, little is taken for ours, and is the
-    error.
+    error: two steps of a long draft, or what our own error says that it may be.
 
     Args:
         grown: what the server counted since the look before ours began.
@@ -329,13 +329,13 @@ def settled(grown: Usage, ours: Usage, *, at_rest: bool, blind: bool) -> Usage |
     """
     rest = {name: _apart(getattr(grown, name), getattr(ours, name)) for name in TRACKED}
     tokens, prompts = rest["generated_tokens"], rest["prompt_tokens"]
-    if tokens is None or prompts is None:
+    if tokens is None or prompts is None or ours.generated_tokens is None:
         return ours
     if tokens.value < -tokens.error:
         return None
     alone = prompts == Amount(0.0)
     another_ended = at_rest and not blind and prompts.value > prompts.error
-    few = MOST_TOKENS_AFTER_A_CUT
+    few = max(MOST_TOKENS_AFTER_A_CUT, ours.generated_tokens.half_width)
     if not alone and (another_ended or tokens.value > few + tokens.error):
         return _left_open(ours) if blind else ours
     found = msgspec.structs.replace(

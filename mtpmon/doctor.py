@@ -5,6 +5,8 @@
 
 from collections.abc import Iterator
 
+from mtpmon.capture import Use
+from mtpmon.doctorcaptures import capture_findings, fits
 from mtpmon.doctorcounters import doubts, latest_counters, undrafted
 from mtpmon.doctorserver import reached, server_findings
 from mtpmon.facts import Facts, Finding, answers
@@ -19,8 +21,13 @@ is some hundredths of a nat away from its original.
 
 
 def diagnose(facts: Facts) -> tuple[Finding, ...]:
-    """Judge the facts: the server, its target-only twin, then what will be measured."""
-    return (*server_findings(facts), *_target_only(facts), *_measured(facts))
+    """Judge the facts: the server, its twin, its captures, then what will be measured."""
+    return (
+        *server_findings(facts),
+        *_target_only(facts),
+        *capture_findings(facts),
+        *_measured(facts),
+    )
 
 
 # --- the target-only twin -----------------------------------------------------------------
@@ -31,13 +38,20 @@ def _target_only(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "target_only", "ok", "none needed: the server does not draft when a request says so"
         )
+    elif facts.target_only_url is None and fits(facts, Use.BASELINE):
+        yield Finding(
+            "target_only",
+            "ok",
+            "none needed: the baseline capture stands in for it, but for the speed-up",
+        )
     elif facts.target_only_url is None:
         yield Finding(
             "target_only",
             "warning",
             "nothing to compare the server with",
             "start a second llama-server with the same model and without --spec-type, and set"
-            " target_only_url to its address; on the command line --target-only-url",
+            " target_only_url to its address; on the command line --target-only-url. Or capture"
+            " this server while it runs without --spec-type: mtpmon capture, baseline_capture",
         )
     look = facts.target_only
     if look is None:
@@ -147,7 +161,10 @@ def _by_probes(facts: Facts) -> Iterator[Finding]:
         yield _no("figures of probes: they would fail as the test did")
     else:
         yield _yes("acceptance and decode speed by task, from probes while the server is idle")
-        if probe.target_only is None:
+        if fits(facts, Use.BASELINE):
+            yield _yes("exact sequences and first divergences, against the captured baseline")
+            yield _no("speed-up: not without a target-only server beside it")
+        elif probe.target_only is None:
             yield _no("speed-up and exact sequences: not without a target-only server")
         else:
             yield _yes("speed-up, exact sequences and first divergences, from probes of both")
@@ -155,6 +172,8 @@ def _by_probes(facts: Facts) -> Iterator[Finding]:
             yield _yes("KLD and regret, from asking the target about single tokens")
         else:
             yield _no("KLD: not without log-probabilities")
+        if fits(facts, Use.REFERENCE):
+            yield _yes("KLD from the captured reference")
 
 
 def _yes(text: str) -> Finding:

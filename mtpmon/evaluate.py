@@ -1,6 +1,7 @@
 """What two arms said about one prompt: compared, measured, and let go of."""
 
 import math
+import statistics
 from collections.abc import Sequence
 
 import msgspec
@@ -44,13 +45,17 @@ class Pair(msgspec.Struct, frozen=True):
     reference: tuple[Forced, ...] = ()
 
 
-def usage_of(completion: Completion | None) -> Usage:
+def usage_of(completion: Completion | None, *, wanted: int | None = None) -> Usage:
     """What one request has put, or will put, into a server's counters.
 
-    Of a request that was cut off only a lower bound is known: until the server notices, it
-    goes on for a step or two, which it counts too. Their size is the error, which stays in
-    every total from then on. Tokens of steps that cannot be told apart are laid out
-    evenly, so that per-position counts still add up to the total.
+    Of a request that was cut off only a lower bound is known: see ``steps_after_a_cut``.
+    Their size is the error, which stays in every total from then on. Tokens of steps that
+    cannot be told apart are laid out evenly, so that per-position counts still add up to the
+    total.
+
+    Args:
+        completion: the answer as far as it came; ``None``: nothing did.
+        wanted: tokens asked for, which a server never exceeds.
     """
     if completion is None:
         return msgspec.structs.replace(nothing(), generated_tokens=Amount(0, 0, 1), requests=1)
@@ -59,19 +64,52 @@ def usage_of(completion: Completion | None) -> Usage:
     longest = max((step.drafted for step in drafting), default=1)
     hidden_steps = math.ceil(stream.unresolved_draft_tokens / longest)
     hidden = _evenly(stream.unresolved_accepted_tokens, hidden_steps)
-    cut = 0 if completion.finished else STEPS_AFTER_A_CUT
+    cut = steps_after_a_cut(completion, wanted=wanted)
+    cut_tokens = cut * (longest + 1)
+    if wanted is not None:
+        cut_tokens = min(cut_tokens, max(wanted - timings.generated_tokens, 0))
     draft_tokens, accepted = timings.draft_tokens or 0, timings.accepted_tokens or 0
     return Usage(
         drafts=Amount(len(drafting) + hidden_steps, 0, cut + hidden_steps),
         draft_tokens=Amount(draft_tokens, 0, cut * longest),
-        accepted_tokens=Amount(accepted, 0, cut * longest),
+        accepted_tokens=Amount(accepted, 0, min(cut * longest, cut_tokens)),
         accepted_by_position=added(accepted_by_position(stream.steps), hidden),
-        generated_tokens=Amount(timings.generated_tokens, 0, cut * (longest + 1)),
+        generated_tokens=Amount(timings.generated_tokens, 0, cut_tokens),
         generation_seconds=Amount(timings.generation_seconds),
         prompt_tokens=Amount(timings.prompt_tokens),
-        positions_error=cut * longest,
+        positions_error=min(cut * longest, cut_tokens),
         requests=1,
     )
+
+
+def steps_after_a_cut(completion: Completion, *, wanted: int | None = None) -> int:
+    """How many steps more than it has shown a server may have made of a request cut off.
+
+    Until it notices, it goes on for a step or two. Before that it may have been ahead: what it
+    had sent lies unread where mtpmon itself was kept waiting for a processor. It was ahead by
+    no more than the time since the request was sent, less what its own timings account for,
+    which is so many of its typical steps. Where no step has shown its length, all that was
+    asked for may be there.
+
+    Args:
+        completion: as far as it came; ``wall_seconds`` from the request to the cut.
+        wanted: tokens asked for: each step makes one at least.
+
+    Returns:
+        Steps; 0 of a request that was not cut off.
+    """
+    if completion.finished:
+        return 0
+    timings = completion.timings
+    lag = completion.wall_seconds - timings.prompt_seconds - timings.generation_seconds
+    lengths = [step.seconds for step in completion.stream.steps if step.seconds > 0]
+    if lengths:
+        found = STEPS_AFTER_A_CUT + math.ceil(max(lag, 0.0) / statistics.median(lengths))
+    elif wanted is None:
+        return STEPS_AFTER_A_CUT
+    else:
+        found = wanted
+    return found if wanted is None else min(found, max(wanted - timings.generated_tokens, 0))
 
 
 def _evenly(accepted: int, steps: int) -> tuple[int, ...]:

@@ -5,11 +5,12 @@ import dataclasses
 
 from msgspec.structs import replace
 
+from mtpmon.capture import Provenance, Use, holds
 from mtpmon.client import LlamaClient, RequestFailed
 from mtpmon.config import Server
 from mtpmon.derive import difference
-from mtpmon.facts import Facts, answers
-from mtpmon.model import ProbeOutcome, Scrape, Usage
+from mtpmon.facts import CaptureFacts, Facts, answers
+from mtpmon.model import Baseline, ProbeOutcome, ProbeResult, Scrape, Usage
 from mtpmon.probe import Arms
 from mtpmon.scrape import scrape
 from mtpmon.suite import Prompt
@@ -44,7 +45,8 @@ async def examine(watching: Watcher, server: Server, prompt: Prompt, *, probed: 
         target_only=await _look(watching, theirs) if theirs is not None else None,
     )
     if not answers(facts.server):
-        return facts
+        return replace(facts, captures=_captures(watching, prompt))
+    await watching.check_captures(facts.server.props)
     facts = replace(facts, tokens=await _tokens(watching, ours))
     alone = dataclasses.replace(watching, arms=Arms(ours))
     if theirs is None or not answers(facts.target_only):
@@ -62,7 +64,54 @@ async def _tested(watching: Watcher, facts: Facts, prompt: Prompt) -> Facts:
     before = _sent(watching)
     result = await watching.probe_once(prompt, baseline_first=False)
     after = await _settled(watching, facts.server)
-    return replace(facts, probe=result, sent=difference(_sent(watching), before), after=after)
+    return replace(
+        facts,
+        probe=result,
+        sent=difference(_sent(watching), before),
+        after=after,
+        captures=_captures(watching, prompt, result),
+    )
+
+
+def _captures(
+    watching: Watcher, prompt: Prompt, result: ProbeResult | None = None
+) -> tuple[CaptureFacts, ...]:
+    """What is known of the captures, and by the test probe whether its prompt was in them."""
+    captures = watching.captures
+    if captures is None:
+        return ()
+    completed = result is not None and result.outcome is ProbeOutcome.COMPLETED
+    found = []
+    for use, refused in captures.refused().items():
+        held, judged = captures.held[use], use in captures.reasons
+        if isinstance(held, str):
+            found.append(CaptureFacts(use=use, refused=refused, judged=judged))
+            continue
+        told = None
+        if result is not None and completed and not refused and holds(held, prompt):
+            compared = {
+                Use.BASELINE: result.baseline is Baseline.CAPTURE,
+                Use.REFERENCE: result.reference_next_token is not None,
+            }
+            told = compared[use]
+        found.append(
+            CaptureFacts(
+                use=use,
+                refused=refused,
+                judged=judged,
+                prompts=sum(holds(held, each) for each in captures.prompts),
+                asked=len(captures.prompts),
+                told=told,
+                origin=_origin(held.provenance),
+            )
+        )
+    return tuple(found)
+
+
+def _origin(made: Provenance) -> str:
+    server = made.server
+    parts = (server.model_file or server.model, server.quantization, server.build, made.date)
+    return ", ".join(part for part in parts if part)
 
 
 def _sent(watching: Watcher) -> Usage:

@@ -4,10 +4,30 @@ from typing import Literal
 
 import msgspec
 
+from mtpmon.capture import Use
 from mtpmon.model import ProbeResult, Scrape, State, Usage
 
 Level = Literal["ok", "warning", "problem"]
-Topic = Literal["server", "target_only", "measured"]
+Topic = Literal["server", "target_only", "captures", "measured"]
+
+
+class CaptureFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out about one configured capture.
+
+    ``refused``: why it cannot be used with the server as it runs now; empty if it can.
+    ``judged``: the server could be asked; else that alone is why.
+    ``prompts`` of those that are probed with are in it, of ``asked``. ``told``: whether the
+    test prompt, which is in it, came to the server as the same tokens; ``None``: it is not in
+    it, or was not asked. ``origin``: what it was made of.
+    """
+
+    use: Use
+    refused: tuple[str, ...]
+    judged: bool = True
+    prompts: int = 0
+    asked: int = 0
+    told: bool | None = None
+    origin: str = ""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +36,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ``server`` and ``target_only`` are looks at both, ``after`` one at the server once more
     after the test probe, whose requests have put ``sent`` into the counters, by their
     replies. ``tokens`` is a sample text in each one's tokenizer. ``target_only_drafted``: in
-    a first test probe, so there was a second one without the twin.
+    a first test probe, so there was a second one without the twin. ``captures``: those that
+    are configured.
     """
 
     target_only_url: str | None
@@ -31,6 +52,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     probe: ProbeResult | None = None
     sent: Usage | None = None
     after: Scrape | None = None
+    captures: tuple[CaptureFacts, ...] = ()
 
 
 class Finding(msgspec.Struct, frozen=True):

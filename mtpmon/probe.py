@@ -264,7 +264,9 @@ class _Asking:
             whole = assemble(chunks, wall_seconds=self.books.clock() - began)
         finally:
             # Also when cancelled: the server has counted what it generated up to here.
-            ended(usage_of(whole or _salvaged(chunks)))
+            seconds = self.books.clock() - began
+            found = whole or _salvaged(chunks, wall_seconds=seconds)
+            ended(usage_of(found, wanted=_wanted(request)))
         if whole is None or not whole.finished:
             raise WireError("the completion stream ended without its final chunk")
         if len(whole.positions) != whole.timings.generated_tokens:
@@ -278,6 +280,11 @@ class _Asking:
 def _one_more(request: Request, ids: Sequence[int], said: Sequence[int]) -> Request:
     """The request for the token after what was said, from what the server still holds."""
     return {**request, "prompt": [*ids, *said], "n_predict": 1, "cache_prompt": True}
+
+
+def _wanted(request: Request) -> int | None:
+    tokens = request.get("n_predict")
+    return tokens if isinstance(tokens, int) else None
 
 
 def _known_top(captured: CapturedPrompt | None, said: Sequence[int]) -> tuple[TopToken, ...]:
@@ -350,10 +357,10 @@ async def _rooms(arms: Arms, settings: ProbeSettings) -> AsyncIterator[int]:
             yield context_tokens - settings.tokens - SPARE_TOKENS
 
 
-def _salvaged(chunks: list[Chunk]) -> Completion | None:
+def _salvaged(chunks: list[Chunk], *, wall_seconds: float) -> Completion | None:
     """What an unfinished stream is known to have generated."""
     try:
-        return assemble(chunks, wall_seconds=0.0)
+        return assemble(chunks, wall_seconds=wall_seconds)
     except WireError:
         return None
 

@@ -21,8 +21,10 @@ from mtpmon.model import (
     Divergence,
     ProbeOutcome,
     ProbeResult,
+    Variant,
 )
 from mtpmon.rolling import TaskFigures, task_figures
+from mtpmon.suite import DEFAULT_VARIANT
 
 ALL_TASKS = "all"
 
@@ -96,6 +98,7 @@ class FirstDivergence(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_id: str
     task: str
+    variant: Variant = DEFAULT_VARIANT
     position: int
     matched_prefix: int
     margin_nats: float | None
@@ -157,13 +160,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def report(results: Sequence[ProbeResult], *, tasks: Sequence[str], confidence: float) -> Report:
     """Put the probes of one server together.
 
+    Figures by task and by server are over probes in the default variant, as everywhere. What
+    compares answers or distributions is over all that can be compared, in whatever variant.
+
     Args:
         results: in the order they were made; those that did not complete are only listed.
         tasks: the order of their rows; those without a completed probe have none.
         confidence: of the bounds of the speed-up.
     """
     completed = [r for r in results if r.outcome is ProbeOutcome.COMPLETED]
-    overall = task_figures(completed, confidence=confidence)
+    usual = [r for r in completed if r.variant == DEFAULT_VARIANT]
+    overall = task_figures(usual, confidence=confidence)
     compared = [r.comparison for r in completed if r.comparison is not None]
     match = None
     if compared:
@@ -174,13 +181,13 @@ def report(results: Sequence[ProbeResult], *, tasks: Sequence[str], confidence: 
     return Report(
         completed=len(completed),
         failures=tuple(_failures(results)),
-        arms=tuple(_arms(completed, overall)),
+        arms=tuple(_arms(usual, overall)),
         match=match,
         divergences=tuple(_divergences(completed)),
         comparability=_comparability(completed),
         kld=tuple(_kld_rows(completed)),
         emitted=_emitted(completed),
-        tasks=tuple(_task_rows(completed, tasks, overall, confidence)),
+        tasks=tuple(_task_rows(usual, tasks, overall, confidence)),
         reference=tuple(_reference_rows(completed)),
     )
 
@@ -243,6 +250,7 @@ def _divergences(completed: Iterable[ProbeResult]) -> Iterable[FirstDivergence]:
             yield FirstDivergence(
                 prompt_id=result.prompt_id,
                 task=result.task,
+                variant=result.variant,
                 position=place,
                 matched_prefix=comparison.matched_prefix,
                 margin_nats=comparison.divergence_margin_nats,

@@ -15,10 +15,11 @@ import pytest
 
 import mtpmon as package
 from mtpmon.__main__ import main
-from mtpmon.commands.probe import ProbeDocument
+from mtpmon.commands.probetext import ProbeDocument
 from tests.captures import events
 from tests.command_line import COMMAND, broken, ended, mtpmon, started, until
 from tests.far_end import FakeLlama
+from tests.simulator import Simulated
 
 BAD_CONFIGS = Path(__file__).parent / "bad_configs"
 COMMANDS = ("run", "check", "probe", "capture", "bench", "report", "doctor", "demo")
@@ -236,6 +237,11 @@ def test_servers_that_cannot_be_chosen(
         (("--tasks", "code,code"), "--tasks: 'code' is listed twice"),
         (("--tokens", "1"), "--tokens: 1 is"),
         (("--timeout", "soon"), "--timeout: 'soon' is"),
+        (("--temperatures", "0,warm"), "--temperatures: 'warm' is"),
+        (("--temperatures", "0,3"), "--temperatures: 3"),
+        (("--thinking", "on,perhaps"), "--thinking: 'perhaps' is"),
+        (("--variants", "default", "--thinking", "on"), "--variants: default does not go with"),
+        (("--variants", "default", "--temperatures", "1"), "go with --temperatures"),
     ],
 )
 def test_probe_options(
@@ -283,6 +289,22 @@ async def test_failures_in_a_row_end_a_try() -> None:
     assert outcomes[0] == "completed"
     assert outcomes[-4:] == ["completed", "failed", "failed", "failed"]
     assert len(outcomes) < 40
+
+
+@pytest.mark.parametrize(("cost", "below"), [(1.0, False), (8.0, True)])
+async def test_probe_fails_below_breakeven(cost: float, below: bool) -> None:
+    """Where drafting costs more than it brings, the tables say so, and 1 comes if asked for."""
+    async with (
+        Simulated(drafting_cost=cost).serving() as url,
+        Simulated(draft_n_max=0).serving() as twin,
+    ):
+        servers = ("--url", url, "--target-only-url", twin)
+        arguments = ("probe", *servers, "--tasks", "code,creative", "--prompts", "10")
+        fine = await mtpmon(*arguments)
+        ran = await mtpmon(*arguments, "--fail-below-breakeven")
+    assert (fine.code, ran.code, ran.err) == (0, int(below), "")
+    assert ("drafting is below breakeven" in fine.out) == below
+    assert ("not recommended" in " ".join(fine.out.split())) == below
 
 
 async def test_ctrl_c_during_a_probe() -> None:

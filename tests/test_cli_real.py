@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from mtpmon.commands.bench import BenchDocument
-from mtpmon.commands.probe import ProbeDocument
+from mtpmon.commands.probetext import ProbeDocument
 from mtpmon.demo.model import ModelSpec, cached_model
 from mtpmon.demo.server import LlamaServer
 from mtpmon.suite import DEFAULT_TASKS
@@ -139,12 +139,44 @@ async def test_probe_tables(model: Path, tmp_path: Path) -> None:
         ran = await mtpmon("probe", "--config", config, "--prompts", "4", "--timeout", "60s")
     assert (ran.code, ran.err) == (0, "")
     titles = re.findall(
-        r"^(?:By task|Sequence|First|Positions|KLD of|Emitted)", ran.out, re.MULTILINE
+        r"^(?:By task|Sequence|First|Positions|KLD of|Emitted|Where)", ran.out, re.MULTILINE
     )
-    assert titles == ["By task", "Sequence", "First", "Positions", "KLD of", "Emitted"]
+    assert titles == ["By task", "Sequence", "First", "Positions", "KLD of", "Emitted", "Where"]
     assert "4 of 4 probes completed, up to 64 tokens each" in ran.out
     assert ran.out.index("essay   ") < ran.out.index("code    ")
     assert max(map(len, ran.out.splitlines())) <= 100
+
+
+async def test_probe_in_other_ways(model: Path) -> None:
+    """Each task, temperature and thinking has a cell; figures by task are the usual ones."""
+    async with pair(model) as (drafting, plain):
+        ran = await mtpmon(
+            *("probe", "--url", drafting.url, "--target-only-url", plain.url, "--json"),
+            *("--tasks", "code,creative", "--prompts", "6", "--tokens", "32"),
+            *("--temperatures", "0,0.8", "--thinking", "default,on"),
+        )
+    assert (ran.code, ran.err) == (0, "")
+    document = msgspec.json.decode(ran.out, type=ProbeDocument)
+    assert len(document.variants) == 4
+    (server,) = document.servers
+    assert server.report.completed == 24
+    assert [(row.task, row.probes) for row in server.report.tasks] == [
+        ("code", 3),
+        ("creative", 3),
+        ("all", 6),
+    ]
+    assert [(c.task, c.temperature, c.thinking, c.probes) for c in server.viability.cells] == [
+        (task, temperature, thinking, 3)
+        for task in ("code", "creative")
+        for temperature in (0.0, 0.8)
+        for thinking in (None, True)
+    ]
+    assert server.viability.plain == "pair"
+    for cell in server.viability.cells:
+        assert cell.acceptance is not None
+        assert cell.breakeven is not None
+        assert cell.speedup is not None
+        assert cell.graded is not None
 
 
 async def test_probe_of_several_servers(model: Path, tmp_path: Path) -> None:
@@ -358,3 +390,45 @@ async def test_demo_once(cache: dict[str, str]) -> None:
     assert (ran.code, ran.err) == (0, "")
     for task in DEFAULT_TASKS:
         assert re.search(rf"^{task} +[3-9].*× \[[\d.]+, [\d.]+\]$", ran.out, re.MULTILINE)
+
+
+async def test_doctor_says_whether_captures_fit(model: Path, tmp_path: Path) -> None:
+    """Both uses of a capture of this server before it drafted; then after its template changed."""
+    plain, config = tmp_path / "plain.capture", tmp_path / "mtpmon.yaml"
+    async with LlamaServer(None, model, speculate=False) as server:
+        sampling = ("--tokens", "8", "--prompts", "10")
+        assert (await mtpmon("capture", "--url", server.url, "--out", plain, *sampling)).code == 0
+
+    async def examined(*arguments: str) -> Ran:
+        async with LlamaServer(None, model, extra_args=arguments) as server:
+            keys = {"reference_capture": str(plain), "baseline_capture": str(plain)}
+            config.write_text(json.dumps({"servers": [{"name": "a", "url": server.url, **keys}]}))
+            return await mtpmon("doctor", "--config", config)
+
+    fitting = await examined()
+    assert fitting.code == 0
+    assert "ok       the baseline capture fits, with 10 of 40 prompts" in fitting.out
+    assert "ok       the reference capture fits, with 10 of 40 prompts" in fitting.out
+    assert "none needed: the baseline capture stands in for it" in fitting.out
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}!{% endfor %}", encoding="utf-8")
+    other = await examined("--jinja", "--chat-template-file", str(template))
+    assert other.code == 0
+    assert "the test prompt comes to the server as other tokens" in " ".join(other.out.split())
+
+
+async def test_doctor_says_why_a_capture_does_not_fit(model: Path, tmp_path: Path) -> None:
+    """One of another model is refused as a baseline, by name, and that is a problem."""
+    sibling, config = cached_model(ModelSpec(trunk_noise=0.05)), tmp_path / "mtpmon.yaml"
+    async with LlamaServer(None, sibling, speculate=False) as server:
+        sampling = ("--tokens", "8", "--prompts", "2")
+        made = await mtpmon("capture", "--url", server.url, "--out", tmp_path / "a", *sampling)
+        assert made.code == 0
+    async with LlamaServer(None, model) as server:
+        keys = {"baseline_capture": str(tmp_path / "a")}
+        config.write_text(json.dumps({"servers": [{"name": "a", "url": server.url, **keys}]}))
+        ran = await mtpmon("doctor", "--config", config)
+    assert ran.code == 1
+    shown = " ".join(ran.out.split())
+    assert f"the baseline capture is not used: it is of another model: {sibling.name}" in shown
+    assert "warning nothing to compare the server with" in shown

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from mtpmon.capture import Use
 from mtpmon.doctor import SAME_NATS, diagnose
 from mtpmon.evaluate import usage_of
-from mtpmon.facts import Facts, Finding, Level, Topic
+from mtpmon.facts import CaptureFacts, Facts, Finding, Level, Topic
 from mtpmon.model import (
     STATE_OF_OUTCOME,
     Baseline,
@@ -514,3 +515,65 @@ def test_probes_turned_off() -> None:
     facts = replace(FINE, probed=False)
     assert the(facts, "measured", "figures of probes").level == "warning"
     assert len(found(facts, "measured")) == 3
+
+
+# --- captures -----------------------------------------------------------------------------
+
+FITTING = CaptureFacts(
+    use=Use.BASELINE, refused=(), prompts=38, asked=40, told=True, origin="small.gguf, b10434"
+)
+CAPTURED = replace(
+    ALONE,
+    captures=(FITTING,),
+    probe=probed(target_only=completion(None, None), baseline=Baseline.CAPTURE),
+)
+
+
+def test_without_a_capture_nothing_is_said_of_one() -> None:
+    """Nobody needs to have one."""
+    assert found(FINE, "captures") == {}
+
+
+def test_a_baseline_capture_that_fits_stands_in_for_a_second_server() -> None:
+    """But for the speed-up, which needs both in the same minute."""
+    assert found(CAPTURED, "captures") == {
+        "the baseline capture fits, with 38 of 40 prompts: small.gguf, b10434": "ok"
+    }
+    assert the(CAPTURED, "target_only", "none needed: the baseline capture").level == "ok"
+    assert the(CAPTURED, "measured", "against the captured baseline").level == "ok"
+    assert the(CAPTURED, "measured", "speed-up").level == "warning"
+    assert not [text for text in found(CAPTURED, "measured") if "reference" in text]
+
+
+def test_a_capture_that_is_refused_is_a_problem_with_its_reasons() -> None:
+    """All else goes on as without it."""
+    refused = replace(FITTING, refused=("it is of another build", "it drafted"), told=None)
+    facts = replace(ALONE, captures=(refused,))
+    finding = the(facts, "captures", "not used: it is of another build; it drafted")
+    assert finding.level == "problem"
+    assert "without --spec-type" in finding.advice
+    assert the(facts, "target_only", "nothing to compare").level == "warning"
+    assert the(facts, "measured", "speed-up and exact sequences: not without").level == "warning"
+
+
+def test_a_capture_whose_prompts_come_as_other_tokens_is_no_use() -> None:
+    """It fits by its name, and yet every probe goes on without it."""
+    facts = replace(ALONE, captures=(replace(FITTING, told=False),))
+    assert the(facts, "captures", "other tokens").level == "warning"
+    assert the(facts, "target_only", "nothing to compare").level == "warning"
+
+
+def test_a_capture_that_could_not_be_judged_is_no_problem_yet() -> None:
+    """The server sleeps, or refuses us: nothing is known of the capture."""
+    waiting = replace(FITTING, refused=("the server did not tokenize",), judged=False, told=None)
+    facts = replace(ALONE, captures=(waiting,))
+    assert the(facts, "captures", "cannot be judged: the server did not").level == "warning"
+
+
+def test_a_reference_capture_that_fits_adds_a_figure() -> None:
+    """Beside whatever else there is."""
+    reference = replace(FITTING, use=Use.REFERENCE, told=None)
+    facts = replace(FINE, captures=(reference,))
+    assert the(facts, "captures", "the reference capture fits").level == "ok"
+    assert the(facts, "measured", "KLD from the captured reference").level == "ok"
+    assert the(facts, "measured", "from probes of both").level == "ok"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mtpmon.evaluate import KEPT_TOPS, Pair, evaluate, usage_of
+from mtpmon.evaluate import KEPT_TOPS, Pair, evaluate, steps_after_a_cut, usage_of
 from mtpmon.forced import Forced
 from mtpmon.model import (
     Amount,
@@ -43,6 +43,7 @@ def completion(
     *,
     finished: bool = True,
     hidden: tuple[int, int] = (0, 0),
+    wall_seconds: float = 1,
 ) -> Completion:
     """One whose totals follow from its steps and the hidden (drafted, kept) tokens."""
     drafted = sum(s.drafted for s in steps) + hidden[0]
@@ -61,7 +62,7 @@ def completion(
         stream=StepStream(
             steps=steps, unresolved_draft_tokens=hidden[0], unresolved_accepted_tokens=hidden[1]
         ),
-        wall_seconds=1,
+        wall_seconds=wall_seconds,
         finished=finished,
     )
 
@@ -96,6 +97,42 @@ def test_a_cut_stream_leaves_two_steps_open() -> None:
     assert found.draft_tokens == Amount(6, 0, 6)
     assert found.generated_tokens == Amount(6, 0, 8)
     assert found.positions_error == 6
+
+
+@pytest.mark.parametrize(
+    ("wall_seconds", "steps"),
+    [(0.5, 2), (1.1, 2), (1.2, 3), (1.35, 3), (1.36, 4), (2.1, 6), (11.1, 42)],
+)
+def test_a_stream_read_late_leaves_as_many_steps_open_as_fit(
+    wall_seconds: float, steps: int
+) -> None:
+    """1.1 s are the server's own; in what is beyond, a typical step takes 0.25 s."""
+    found = usage_of(completion(finished=False, wall_seconds=wall_seconds))
+    assert found.drafts == Amount(2, 0, steps)
+    assert found.draft_tokens == Amount(6, 0, 3 * steps)
+    assert found.generated_tokens == Amount(6, 0, 4 * steps)
+    assert found.positions_error == 3 * steps
+
+
+def test_no_more_than_was_asked_for_can_be_open() -> None:
+    """The server never exceeds it, however long it had: nor do its steps."""
+    late = completion(finished=False, wall_seconds=100)
+    found = usage_of(late, wanted=16)
+    assert found.generated_tokens == Amount(6, 0, 10)
+    assert found.accepted_tokens == Amount(2, 0, 10)
+    assert found.positions_error == 10
+    assert found.drafts == Amount(2, 0, 10)
+    assert usage_of(late, wanted=6).generated_tokens == Amount(6)
+    assert usage_of(late, wanted=5).generated_tokens == Amount(6)
+    assert usage_of(completion(wall_seconds=100), wanted=16).generated_tokens == Amount(6)
+
+
+def test_before_a_step_has_shown_its_length_all_may_be_there() -> None:
+    """Cut off after the first token: the server may have been stuck, or done."""
+    early = completion(steps=(), finished=False)
+    assert steps_after_a_cut(early, wanted=64) == 63
+    assert usage_of(early, wanted=64).generated_tokens == Amount(1, 0, 63)
+    assert steps_after_a_cut(early) == 2
 
 
 def test_a_stream_that_never_began_may_have_cost_a_token() -> None:

@@ -19,6 +19,7 @@ from mtpmon.model import (
     Step,
     StepStream,
     Timings,
+    Variant,
 )
 from mtpmon.report import KldRow, Report, Share, report
 
@@ -241,6 +242,7 @@ def test_first_divergences() -> None:
     assert msgspec.structs.asdict(only) == {
         "prompt_id": "b",
         "task": "essay",
+        "variant": Variant(),
         "position": 2,
         "matched_prefix": 2,
         "margin_nats": 0.003,
@@ -356,6 +358,24 @@ def test_tasks() -> None:
         ("all", 3, Share(70, 90, 7 / 9)),
     ]
     assert [row.acceptance_length for row in found.tasks] == [2.0, 4.0, 1 + 70 / 30]
+
+
+def test_other_variants_do_not_mix_with_the_usual_one() -> None:
+    """Figures by task and by server are of the default variant; answers are compared in all."""
+    usual = result("a", speculating=completion([Step(3, 3, 0.01)] * 10), target_only=completion())
+    deep = msgspec.structs.replace(
+        result(
+            "b", speculating=completion([Step(3, 0, 0.09)] * 10), target_only=completion(), first=9
+        ),
+        variant=Variant(depth_tokens=4000),
+    )
+    found = made([usual, deep])
+    assert found.completed == 2
+    assert [(row.probes, row.acceptance) for row in found.tasks] == [(1, Share(30, 30, 1.0))] * 2
+    assert {arm.sequences for arm in found.arms} == {1}
+    assert found.match is not None
+    assert found.match.exact == Share(1, 2, 0.5)
+    assert [each.variant for each in found.divergences] == [Variant(depth_tokens=4000)]
 
 
 def test_task_without_probes_has_no_row() -> None:

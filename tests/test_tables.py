@@ -8,11 +8,15 @@ from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
 from mtpmon.board import ServerSnapshot
+from mtpmon.commands.matrix import viability_table
 from mtpmon.commands.screen import line, screen
 from mtpmon.commands.tables import definitions, tables
 from mtpmon.commands.terminal import printable
-from mtpmon.model import ForcedToken
+from mtpmon.cost import PlainSource
+from mtpmon.grade import Grade, Graded
+from mtpmon.model import Bounded, ForcedToken
 from mtpmon.report import Report
+from mtpmon.viability import Cell, Viability
 from tests.page_snapshots import ready, unseen
 from tests.test_report import FAST, completion, failure, kld, made, result, sequences
 
@@ -144,6 +148,68 @@ def test_all_exact() -> None:
     shown = text(*tables(made([result(target_only=completion())])))
     assert "First divergences: 1 of 1 sequences are exact\n" in shown
     assert "margin" not in shown
+
+
+def cell(
+    task: str,
+    temperature: float,
+    *,
+    thinking: bool | None = None,
+    speedup: float | None = None,
+    modelled: bool = False,
+    graded: Graded | None = None,
+) -> Cell:
+    return Cell(
+        task=task,
+        temperature=temperature,
+        thinking=thinking,
+        probes=8,
+        acceptance=0.823,
+        breakeven=None if speedup is None else Bounded(0.552, 0.5411, 1.2),
+        speedup=None if speedup is None else Bounded(speedup, speedup - 0.1, speedup + 0.1),
+        modelled=modelled,
+        graded=graded,
+    )
+
+
+MATRIX = """\
+Where drafting pays; plain steps are the target-only server's
+task      temp.  thinking  probes  acceptance        breakeven              speed-up           grade
+────────────────────────────────────────────────────────────────────────────────────────────────────
+code          0   default       8       82.3%  55.2% [54, 120]    1.31× [1.21, 1.41]     recommended
+code        0.7        on       8       82.3%  55.2% [54, 120]    1.10× [1.00, 1.20]      marginal ?
+code        0.7       off       8       82.3%  55.2% [54, 120]  ≈ 2.50× [2.40, 2.60]               –
+
+creative      0   default       8       82.3%  55.2% [54, 120]    0.90× [0.80, 1.00]             not
+                                                                                         recommended
+
+factual       0   default       8       82.3%                –                     –               –
+"""
+
+
+def test_viability_table() -> None:
+    """A row for each task and way, with a mark where the speed-up or the grade is not sure."""
+    sure, unsure = Graded(Grade.RECOMMENDED, True), Graded(Grade.MARGINAL, False)
+    made = Viability(
+        plain=PlainSource.PAIR,
+        cells=(
+            cell("code", 0, speedup=1.31, graded=sure),
+            cell("code", 0.7, thinking=True, speedup=1.1, graded=unsure),
+            cell("code", 0.7, thinking=False, speedup=2.5, modelled=True),
+            cell("creative", 0, speedup=0.9, graded=Graded(Grade.NOT_RECOMMENDED, True)),
+            cell("factual", 0),
+        ),
+    )
+    assert text(viability_table(made)) == MATRIX
+
+
+def test_a_flattering_plain_step_is_named_in_the_title() -> None:
+    """An upper bound of the speed-up is not to be taken for one."""
+    made = Viability(plain=PlainSource.UNDRAFTED, cells=(cell("code", 0),))
+    shown = " ".join(text(viability_table(made)).splitlines())
+    assert "an upper bound, which flatters drafting" in shown
+    unknown = Viability(cells=(cell("code", 0),))
+    assert text(viability_table(unknown)).startswith("Where drafting pays\n")
 
 
 def test_definitions_fit() -> None:

@@ -286,6 +286,15 @@ def test_a_user_who_was_served_keeps_what_is_theirs(grown: Usage, at_rest: bool)
     assert settled(grown, CUT, at_rest=at_rest, blind=False) == CUT
 
 
+def test_a_stream_read_late_may_have_cost_more() -> None:
+    """As much as its own error says is taken for ours beside a user, and one token more is not."""
+    late = cost(20, 6, 4, 3, error=40)
+    found = settled(cost(60, 20, 12, 8, prompt=90), late, at_rest=False, blind=False)
+    assert found is not None
+    assert found.generated_tokens == Amount(60, 0, 40)
+    assert settled(cost(61, 20, 12, 8, prompt=90), late, at_rest=False, blind=False) == late
+
+
 def test_positions_may_be_too_many_where_tokens_are_rounded() -> None:
     """Printed at 1e8 a user's request need not show in the tokens; in exact positions it does."""
     rounded = Amount(0, 1000, 0)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtpmon.board import ServerBoard
+from mtpmon.capture import Capture, holds
 from mtpmon.commands import EXIT_FINE, EXIT_NOT_FINE, exit_codes
 from mtpmon.commands.options import add_servers, chosen
 from mtpmon.commands.terminal import printable, show
@@ -19,14 +20,17 @@ from mtpmon.config import Config, Server
 from mtpmon.doctor import diagnose
 from mtpmon.examine import examine
 from mtpmon.facts import Facts, Finding, Level, Topic
+from mtpmon.suite import Prompt
+from mtpmon.watch import Watcher
 
 TEST_TOKENS: Final = 24
 
 SUMMARY: Final = "say what servers offer and what will therefore be measured"
 DESCRIPTION: Final = f"""\
 Examines each chosen server, and its target-only twin if it has one: does it answer, does it
-draft, which counters does it have and are they right, is the twin really one. Then it says
-line by line what `mtpmon run` will and will not measure, and what to change.
+draft, which counters does it have and are they right, is the twin really one, do configured
+captures fit the server as it runs now. Then it says line by line what `mtpmon run` will and
+will not measure, and what to change.
 
 Each server is sent one prompt, for {TEST_TOKENS} tokens. A sleeping one is left alone."""
 EPILOG: Final = """\
@@ -69,12 +73,19 @@ async def _diagnoses(config: Config, servers: Sequence[Server]) -> list[tuple[Fi
 async def _facts(config: Config, server: Server) -> Facts:
     board = ServerBoard(server.name, board_settings(config))
     watching = watcher(config, server, board, SYSTEM_CLOCK)
-    prompt = suite(config).prompts[0]
+    prompt = _prompt(watching, suite(config).prompts)
     probed = config.probe.enabled and server.probe
     try:
         return await examine(watching, server, prompt, probed=probed)
     finally:
         await watching.arms.close()
+
+
+def _prompt(watching: Watcher, prompts: Sequence[Prompt]) -> Prompt:
+    """The first one, or the first that is captured, so that the test shows whether it fits."""
+    held = watching.captures.held.values() if watching.captures is not None else ()
+    captures = [capture for capture in held if isinstance(capture, Capture)]
+    return next((p for p in prompts if any(holds(c, p) for c in captures)), prompts[0])
 
 
 def _rendered(
@@ -84,12 +95,15 @@ def _rendered(
         headings: dict[Topic, str] = {
             "server": f"{server.name}: {server.url}",
             "target_only": f"target-only server: {server.target_only_url or 'none'}",
+            "captures": "captures",
             "measured": "what `mtpmon run` will measure",
         }
         for topic, heading in headings.items():
-            yield Text(heading, style="bold")
-            yield _grid([finding for finding in findings if finding.topic == topic])
-            yield ""
+            mine = [finding for finding in findings if finding.topic == topic]
+            if mine or topic != "captures":
+                yield Text(heading, style="bold")
+                yield _grid(mine)
+                yield ""
 
 
 def _grid(findings: Sequence[Finding]) -> Table:

@@ -33,6 +33,8 @@ _OPTIONS = {
     "probe.tasks": "--tasks",
     "probe.tokens": "--tokens",
     "probe.top_logprobs": "--tokens",
+    "probe.temperatures": "--temperatures",
+    "probe.thinking": "--thinking",
     "probe.timeout": "--timeout",
     "probe.interval": "--timeout",
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,32 +18,32 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.text import Text
 
-from mtpmon import __version__
 from mtpmon.board import ServerBoard
 from mtpmon.commands import EXIT_FINE, EXIT_NOT_FINE, exit_codes
 from mtpmon.commands.options import add_servers, chosen, usage, with_probe
-from mtpmon.commands.tables import definitions, tables
-from mtpmon.commands.terminal import printable, show, write
-from mtpmon.compose import SYSTEM_CLOCK, board_settings, suite, watcher
+from mtpmon.commands.probetext import ProbeDocument, ServerDocument, rendered
+from mtpmon.commands.terminal import show, write
+from mtpmon.compose import SYSTEM_CLOCK, board_settings, suite, watcher, ways
 from mtpmon.config import Config, Server
-from mtpmon.model import Baseline, ProbeOutcome, ProbeResult, Props
-from mtpmon.report import Report, report
+from mtpmon.cost import PlainStep, plain_step
+from mtpmon.model import ProbeOutcome, ProbeResult, Props, Variant
+from mtpmon.report import report
 from mtpmon.scrape import scrape
-from mtpmon.suite import TASKS, Case, Prompt, Turns, rotation
+from mtpmon.suite import DEFAULT_VARIANT, TASKS, Case, Prompt, Turns, rotation
+from mtpmon.viability import viability
 from mtpmon.watch import Watcher
 
-SCHEMA: Final = "mtpmon.probe/1"
 GIVE_UP_AFTER: Final = 3  # failures in a row; a dead server would cost a time limit each
 
 SUMMARY: Final = "measure servers once: acceptance, speed-up, differences in output"
 DESCRIPTION: Final = f"""\
 Sends each chosen server the prompts of the built-in suite, one after another, greedily, and
 the same to its target-only twin if it has one; then prints what came out: draft acceptance,
-speed and speed-up by task, exact sequences, where sequences part and how close that call
-was, and KLD where both distributions are there. Without a twin (target_only_url), only
-acceptance and speed can be measured.
+speed and speed-up by task, where drafting pays and from which acceptance on, exact sequences,
+where sequences part and how close that call was, and KLD where both distributions are there.
+Without a twin (target_only_url), only acceptance and speed can be measured. Other ways to ask
+(temperatures, thinking) add rows to the table of where drafting pays.
 
 The first prompt is sent once more beforehand, to warm the servers up, and not counted. The
 servers are probed at once, also when they are busy: figures of speed are then those of a
@@ -55,41 +55,13 @@ examples:
   mtpmon probe --config mtpmon.yaml --server big --tasks code,essay --prompts 8
   mtpmon probe --config mtpmon.yaml --json > before-upgrade.json
   mtpmon probe --url http://10.0.0.5:8080 --reference bf16.capture
+  mtpmon probe --url http://10.0.0.5:8080 --target-only-url http://10.0.0.5:8081 \\
+    --temperatures 0,0.7 --thinking on,off --fail-below-breakeven
 
 """ + exit_codes(
-    not_fine="at least one probe failed, or a capture does not fit",
+    not_fine="at least one probe failed, a capture does not fit, or drafting is below breakeven",
     interrupted="interrupted by Ctrl-C",
 )
-
-
-class ServerDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One server of the JSON document."""
-
-    name: str
-    url: str
-    target_only_url: str | None
-    build: str | None
-    model: str | None
-    quantization: str | None
-    requests_processing_before: int | None
-    report: Report
-    refused_captures: tuple[str, ...] = ()
-    probes: tuple[ProbeResult, ...]
-
-
-class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``--json`` prints. Numbers that are not known are null, never NaN."""
-
-    schema: str = SCHEMA
-    mtpmon: str = __version__
-    unix_seconds: float
-    prompts: int
-    tasks: tuple[str, ...]
-    tokens: int
-    top_logprobs: int
-    seed: int
-    confidence: float
-    servers: tuple[ServerDocument, ...]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -117,6 +89,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="a file of mtpmon capture: how far is the server from that one?",
     )
+    parser.add_argument(
+        "--variants",
+        choices=("default", "all"),
+        help="ask each prompt greedily and as the chat template has it, or in each way of the"
+        " configuration too; default is the former",
+    )
+    parser.add_argument(
+        "--temperatures",
+        metavar="T,…",
+        help="temperatures to ask at besides 0; with it all variants are asked",
+    )
+    parser.add_argument(
+        "--thinking",
+        metavar="MODE,…",
+        help="thinking modes to ask in besides default, of on, off; with it all variants are asked",
+    )
+    parser.add_argument(
+        "--fail-below-breakeven",
+        action="store_true",
+        help="end with 1 where drafting certainly costs more than it brings",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON document, no tables")
 
 
@@ -135,7 +128,12 @@ def execute(args: argparse.Namespace) -> int:
     if args.timeout is not None:
         # A single pass has no interval, which could be too short for this.
         changes["timeout"] = changes["interval"] = args.timeout
+    if args.temperatures is not None:
+        changes["temperatures"] = [_number(text) for text in args.temperatures.split(",")]
+    if args.thinking is not None:
+        changes["thinking"] = args.thinking.split(",")
     config = with_probe(config, changes)
+    asked = _ways(config, args)
     if args.server is None:
         servers = tuple(server for server in servers if server.probe)
     if not servers:
@@ -145,13 +143,34 @@ def execute(args: argparse.Namespace) -> int:
             msgspec.structs.replace(server, reference_capture=args.reference) for server in servers
         )
     prompts = _prompts(config, args.prompts)
-    document = asyncio.run(_document(config, servers, prompts))
+    document = asyncio.run(_document(config, servers, prompts, asked))
     if args.json:
         write(msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n")
     else:
-        show(*_rendered(document))
-    failed = any(server.report.failures or server.refused_captures for server in document.servers)
-    return EXIT_NOT_FINE if failed else EXIT_FINE
+        show(*rendered(document))
+    not_fine = any(
+        server.report.failures
+        or server.refused_captures
+        or (args.fail_below_breakeven and server.viability.below_breakeven)
+        for server in document.servers
+    )
+    return EXIT_NOT_FINE if not_fine else EXIT_FINE
+
+
+def _number(text: str) -> float | str:
+    """A number; what is none is refused as in a file."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _ways(config: Config, args: argparse.Namespace) -> tuple[Variant, ...]:
+    more = args.temperatures is not None or args.thinking is not None
+    if args.variants == "default" and more:
+        option = "--temperatures" if args.temperatures is not None else "--thinking"
+        raise usage("--variants", f"default does not go with {option}", "leave one of them out")
+    return ways(config) if more or args.variants == "all" else (DEFAULT_VARIANT,)
 
 
 def _prompts(config: Config, wanted: int | None) -> tuple[Prompt, ...]:
@@ -163,9 +182,10 @@ def _prompts(config: Config, wanted: int | None) -> tuple[Prompt, ...]:
 
 
 async def _document(
-    config: Config, servers: Sequence[Server], prompts: Sequence[Prompt]
+    config: Config, servers: Sequence[Server], prompts: Sequence[Prompt], asked: Sequence[Variant]
 ) -> ProbeDocument:
     began = SYSTEM_CLOCK.wall()
+    cases = [Case(prompt, variant) for prompt in prompts for variant in asked]
     stderr = Console(stderr=True)
     progress = Progress(
         TextColumn("{task.description}"),
@@ -186,13 +206,14 @@ async def _document(
         stack.enter_context(progress)
         documents = []
         for server, watching in zip(servers, watchers, strict=True):
-            bar = progress.add_task(server.name, total=len(prompts), note="warming up")
+            bar = progress.add_task(server.name, total=len(cases), note="warming up")
             advance = partial(progress.update, bar, advance=1)
-            documents.append(await _measure(config, server, watching, prompts, advance))
+            documents.append(await _measure(config, server, watching, cases, advance))
     return ProbeDocument(
         unix_seconds=began,
         prompts=len(prompts),
         tasks=config.probe.tasks,
+        variants=tuple(asked),
         tokens=config.probe.tokens,
         top_logprobs=config.probe.top_logprobs,
         seed=config.probe.seed,
@@ -205,7 +226,7 @@ async def _measure(
     config: Config,
     server: Server,
     watching: Watcher,
-    prompts: Sequence[Prompt],
+    cases: Sequence[Case],
     advance: Callable[..., None],
 ) -> ServerDocument:
     look = await scrape(
@@ -215,7 +236,7 @@ async def _measure(
         wall=SYSTEM_CLOCK.wall,
         model=server.model,
     )
-    results = await _probe_all(watching, look.props, prompts, advance)
+    results = await _probe_all(watching, look.props, cases, advance)
     props = look.props or Props()
     counters = look.counters
     return ServerDocument(
@@ -227,17 +248,30 @@ async def _measure(
         quantization=props.quantization,
         requests_processing_before=counters.requests_processing if counters is not None else None,
         report=report(results, tasks=config.probe.tasks, confidence=config.evidence.confidence),
+        viability=viability(
+            results,
+            tasks=config.probe.tasks,
+            confidence=config.evidence.confidence,
+            rules=board_settings(config).worth.grades,
+            capture=_captured_step(watching, config),
+        ),
         refused_captures=tuple(_refused(watching)),
         probes=tuple(results),
     )
+
+
+def _captured_step(watching: Watcher, config: Config) -> PlainStep | None:
+    if watching.captures is None:
+        return None
+    requests = watching.captures.plain_requests()
+    return plain_step(requests, confidence=config.evidence.confidence)
 
 
 def _refused(watching: Watcher) -> Iterator[str]:
     captures = watching.captures
     if captures is None:
         return
-    for use in captures.held:
-        why = captures.reasons.get(use, ("the server did not tokenize, so it was not judged",))
+    for use, why in captures.refused().items():
         if why:
             yield f"{use.value}_capture is not used: {'; '.join(why)}"
 
@@ -245,66 +279,26 @@ def _refused(watching: Watcher) -> Iterator[str]:
 async def _probe_all(
     watching: Watcher,
     props: Props | None,
-    prompts: Sequence[Prompt],
+    cases: Sequence[Case],
     advance: Callable[..., None],
 ) -> list[ProbeResult]:
-    """One result for each prompt, or fewer where the server is given up."""
-    warm_up = await watching.probe_once(prompts[0], baseline_first=False)
+    """One result for each case, or fewer where the server is given up."""
+    warm_up = await watching.probe_once(cases[0].prompt, baseline_first=False)
     if warm_up.outcome is not ProbeOutcome.COMPLETED:
         return [warm_up]
     await watching.check_captures(props)  # now that it is awake for sure
     results: list[ProbeResult] = []
     failures = 0
     turns = Turns()
-    for prompt in prompts:
+    for case in cases:
         # The arm that comes first takes turns as A B B A, so that a drift cancels out.
-        turn = turns.next(Case(prompt))
-        result = await watching.probe_once(prompt, baseline_first=turn % 2 == 1)
+        turn = turns.next(case)
+        result = await watching.probe_once(
+            case.prompt, variant=case.variant, baseline_first=turn % 2 == 1
+        )
         results.append(result)
-        advance(note=f"{prompt.task}: {result.outcome.value}")
+        advance(note=f"{case.prompt.task}: {result.outcome.value}")
         failures = 0 if result.outcome is ProbeOutcome.COMPLETED else failures + 1
         if failures == GIVE_UP_AFTER:
             break
     return results
-
-
-def _rendered(document: ProbeDocument) -> Iterator[RenderableType]:
-    for server in document.servers:
-        yield Text(_heading(server), style="bold")
-        yield Text("\n".join(_remarks(document, server)))
-        for table in tables(server.report):
-            yield ""
-            yield table
-        yield ""
-    if any(server.report.completed for server in document.servers):
-        yield definitions()
-
-
-def _heading(server: ServerDocument) -> str:
-    pair = f" against {server.target_only_url}" if server.target_only_url else ""
-    return f"{server.name}: {server.url}{pair}"
-
-
-def _remarks(document: ProbeDocument, server: ServerDocument) -> Iterator[str]:
-    known = [server.model, server.quantization, server.build and f"build {server.build}"]
-    if any(known):
-        yield printable(", ".join(part for part in known if part))
-    yield (
-        f"{server.report.completed} of {document.prompts} probes completed,"
-        f" up to {document.tokens} tokens each"
-    )
-    if server.requests_processing_before:
-        yield (
-            f"{server.requests_processing_before} other requests were running at the start:"
-            " figures of speed are those of a busy server"
-        )
-    yield from map(printable, server.refused_captures)
-    baselines = {probe.baseline for probe in server.probes}
-    if server.report.tasks and not server.report.tasks[-1].acceptance.whole:
-        yield "it drafted nothing: see `mtpmon doctor`"
-    elif Baseline.CAPTURE in baselines:
-        yield "compared with what it said without drafting, as captured: no speed-up"
-    elif server.target_only_url is None and server.report.match is not None:
-        yield "compared with itself, drafting switched off by request"
-    elif server.target_only_url is None:
-        yield "no target-only server to compare with: no speed-up, no exact sequences"

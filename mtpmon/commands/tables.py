@@ -46,6 +46,8 @@ _DEFINITIONS = {
     " tokens over all waiting",
     "speed-up": "decode tok/s of speculating over target-only, prompt by prompt, and the bounds of"
     " its mean",
+    "breakeven": "the draft acceptance at which drafting would neither gain nor lose, from what"
+    " steps of this pass cost; a grade is certain where its bounds have it too, else it has a ?",
     "first mismatch": "0-based place of the first token that differs; margin: the target-only"
     " server's gap between its two likeliest tokens there, near 0 for a rounding tie, which is no"
     " fault",
