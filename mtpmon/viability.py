@@ -12,7 +12,7 @@ from mtpmon.cost import PlainSource, PlainStep, StepCosts, step_costs
 from mtpmon.grade import Graded, GradeRules, grade
 from mtpmon.model import Bounded, ProbeOutcome, ProbeResult
 from mtpmon.payoff import Payoff, probe_payoff
-from mtpmon.request import Identity, Request, requests_of
+from mtpmon.request import Request, requests_of
 from mtpmon.rolling import TaskFigures, matrix
 from mtpmon.suite import DEFAULT_VARIANT
 
@@ -136,4 +136,4 @@ def _payoff(
 
 
 def _requests(results: Sequence[ProbeResult]) -> list[Request]:
-    return [request for result in results for request in requests_of(result, Identity())]
+    return [request for result in results for request in requests_of(result)]

@@ -2,17 +2,15 @@
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +18,7 @@ from mtpmon import __version__
 from mtpmon.board import ServerBoard
 from mtpmon.commands import EXIT_FINE, EXIT_NOT_FINE, EXIT_USAGE, exit_codes
 from mtpmon.commands.options import usage, with_probe
+from mtpmon.commands.passes import GIVE_UP_AFTER, one_pass, progress_bar
 from mtpmon.commands.tables import UNKNOWN, bounded, number, percent, rate, table
 from mtpmon.commands.terminal import complain, printable, show, write
 from mtpmon.compose import SYSTEM_CLOCK, board_settings, read_config, suite, watcher
@@ -27,14 +26,12 @@ from mtpmon.config import Config, Server
 from mtpmon.demo.binary import ServerError, find_llama_server
 from mtpmon.demo.server import LlamaServer
 from mtpmon.grade import Grade
-from mtpmon.model import ProbeOutcome, ProbeResult
+from mtpmon.model import ProbeResult
 from mtpmon.scrape import scrape
-from mtpmon.suite import TASKS, Case, Prompt, Turns, rotation
+from mtpmon.suite import TASKS, Case, Prompt, rotation
 from mtpmon.sweep import Depth, Sweep, sweep
-from mtpmon.watch import Watcher
 
 SCHEMA: Final = "mtpmon.bench/1"
-GIVE_UP_AFTER: Final = 3  # failures in a row
 DEEPEST: Final = 16
 PROMPTS: Final = 25
 
@@ -215,27 +212,20 @@ class _Bench:
             ServerError: a server did not start.
         """
         began = SYSTEM_CLOCK.wall()
-        stderr = Console(stderr=True)
-        progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=stderr,
-            transient=True,
-            disable=not stderr.is_terminal,
-        )
+        progress = progress_bar()
         results: dict[int, list[ProbeResult]] = {}
         build: str | None = None
         async with AsyncExitStack() as stack:
             stack.enter_context(progress)
-            bar = progress.add_task("starting", total=len(depths) * len(self.prompts))
+            total = len(depths) * len(self.prompts)
+            bar = progress.add_task("starting", total=total, note="")
             plain = await stack.enter_async_context(self._server(None))
             for drafted in depths:
                 progress.update(bar, description=f"--spec-draft-n-max {drafted}")
-                advance = partial(progress.advance, bar)
                 async with self._server(drafted) as speculating:
-                    results[drafted], build = await self._measured(speculating, plain, advance)
+                    results[drafted], build = await self._measured(
+                        speculating, plain, lambda _: progress.advance(bar)
+                    )
         return BenchDocument(
             unix_seconds=began,
             model=self.model.name,
@@ -263,7 +253,7 @@ class _Bench:
         )
 
     async def _measured(
-        self, speculating: LlamaServer, plain: LlamaServer, advance: Callable[[], None]
+        self, speculating: LlamaServer, plain: LlamaServer, advance: Callable[[ProbeResult], None]
     ) -> tuple[list[ProbeResult], str | None]:
         """All prompts, arms interleaved as A B B A; fewer where the server is given up."""
         server = Server(name="bench", url=speculating.url, target_only_url=plain.url)
@@ -276,27 +266,11 @@ class _Bench:
                 monotonic=SYSTEM_CLOCK.monotonic,
                 wall=SYSTEM_CLOCK.wall,
             )
-            results = [result async for result in self._probed(watching, advance)]
+            cases = [Case(prompt) for prompt in self.prompts]
+            results = await one_pass(watching, cases, advance=advance)
         finally:
             await watching.arms.close()
         return results, look.props.build if look.props is not None else None
-
-    async def _probed(
-        self, watching: Watcher, advance: Callable[[], None]
-    ) -> AsyncIterator[ProbeResult]:
-        warm_up = await watching.probe_once(self.prompts[0], baseline_first=False)
-        if warm_up.outcome is not ProbeOutcome.COMPLETED:
-            yield warm_up
-            return
-        turns, failures = Turns(), 0
-        for prompt in self.prompts:
-            turn = turns.next(Case(prompt))
-            result = await watching.probe_once(prompt, baseline_first=turn % 2 == 1)
-            yield result
-            advance()
-            failures = 0 if result.outcome is ProbeOutcome.COMPLETED else failures + 1
-            if failures == GIVE_UP_AFTER:
-                return
 
 
 # --- saying -------------------------------------------------------------------------------

@@ -11,15 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
-
 from mtpmon import __version__
 from mtpmon.capture import (
     Capture,
@@ -34,6 +25,7 @@ from mtpmon.captured import facts_of, write_capture
 from mtpmon.client import RequestFailed
 from mtpmon.commands import EXIT_FINE, EXIT_NOT_FINE, exit_codes
 from mtpmon.commands.options import add_config, chosen, usage, with_probe
+from mtpmon.commands.passes import GIVE_UP_AFTER, progress_bar
 from mtpmon.commands.terminal import complain, printable, write
 from mtpmon.compose import SYSTEM_CLOCK, clients, probe_settings, suite
 from mtpmon.config import Config, Server
@@ -45,7 +37,6 @@ from mtpmon.scrape import scrape
 from mtpmon.suite import TASKS, Prompt, rotation
 from mtpmon.wire import WireError
 
-GIVE_UP_AFTER: Final = 3  # failures in a row; a dead server would cost a time limit each
 FEWEST_TOKENS: Final = 3  # in less than three tokens no server drafts, so none is seen to
 
 SUMMARY: Final = "keep what a server says in a file, to compare with later"
@@ -207,21 +198,12 @@ class _Taken:
 
 async def _taken(config: Config, server: Server, prompts: Sequence[Prompt], *, note: str) -> _Taken:
     began = SYSTEM_CLOCK.wall()
-    stderr = Console(stderr=True)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=stderr,
-        transient=True,
-        disable=not stderr.is_terminal,
-    )
+    progress = progress_bar()
     async with AsyncExitStack() as stack:
         arms = Arms(clients(config, server).speculating)
         stack.push_async_callback(arms.close)
         stack.enter_context(progress)
-        bar = progress.add_task(server.name, total=len(prompts))
+        bar = progress.add_task(server.name, total=len(prompts), note="")
         asking = _Asking(config, server, arms)
         try:
             await asking.one(prompts[0])  # warms the server up, and wakes it

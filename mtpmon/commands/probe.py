@@ -10,31 +10,23 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID
 
 from mtpmon.board import ServerBoard
 from mtpmon.commands import EXIT_FINE, EXIT_NOT_FINE, exit_codes
 from mtpmon.commands.options import add_servers, chosen, usage, with_probe
+from mtpmon.commands.passes import GIVE_UP_AFTER, one_pass, progress_bar
 from mtpmon.commands.probetext import ProbeDocument, ServerDocument, rendered
 from mtpmon.commands.terminal import show, write
 from mtpmon.compose import SYSTEM_CLOCK, board_settings, suite, watcher, ways
 from mtpmon.config import Config, Server
 from mtpmon.cost import PlainStep, plain_step
-from mtpmon.model import ProbeOutcome, ProbeResult, Props, Variant
+from mtpmon.model import ProbeResult, Props, Variant
 from mtpmon.report import report
 from mtpmon.scrape import scrape
-from mtpmon.suite import DEFAULT_VARIANT, TASKS, Case, Prompt, Turns, rotation
+from mtpmon.suite import DEFAULT_VARIANT, TASKS, Case, Prompt, rotation
 from mtpmon.viability import viability
 from mtpmon.watch import Watcher
-
-GIVE_UP_AFTER: Final = 3  # failures in a row; a dead server would cost a time limit each
 
 SUMMARY: Final = "measure servers once: acceptance, speed-up, differences in output"
 DESCRIPTION: Final = f"""\
@@ -186,17 +178,7 @@ async def _document(
 ) -> ProbeDocument:
     began = SYSTEM_CLOCK.wall()
     cases = [Case(prompt, variant) for prompt in prompts for variant in asked]
-    stderr = Console(stderr=True)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=stderr,
-        transient=True,
-        disable=not stderr.is_terminal,
-    )
+    progress = progress_bar()
     async with AsyncExitStack() as stack:
         watchers = []
         for server in servers:  # all of them first: a key that is missing must not cost a pass
@@ -207,7 +189,7 @@ async def _document(
         documents = []
         for server, watching in zip(servers, watchers, strict=True):
             bar = progress.add_task(server.name, total=len(cases), note="warming up")
-            advance = partial(progress.update, bar, advance=1)
+            advance = partial(_noted, progress, bar)
             documents.append(await _measure(config, server, watching, cases, advance))
     return ProbeDocument(
         unix_seconds=began,
@@ -222,12 +204,16 @@ async def _document(
     )
 
 
+def _noted(progress: Progress, bar: TaskID, result: ProbeResult) -> None:
+    progress.update(bar, advance=1, note=f"{result.task}: {result.outcome.value}")
+
+
 async def _measure(
     config: Config,
     server: Server,
     watching: Watcher,
     cases: Sequence[Case],
-    advance: Callable[..., None],
+    advance: Callable[[ProbeResult], None],
 ) -> ServerDocument:
     look = await scrape(
         watching.arms.speculating,
@@ -236,7 +222,12 @@ async def _measure(
         wall=SYSTEM_CLOCK.wall,
         model=server.model,
     )
-    results = await _probe_all(watching, look.props, cases, advance)
+    results = await one_pass(
+        watching,
+        cases,
+        advance=advance,
+        awake=lambda: watching.check_captures(look.props),
+    )
     props = look.props or Props()
     counters = look.counters
     return ServerDocument(
@@ -274,31 +265,3 @@ def _refused(watching: Watcher) -> Iterator[str]:
     for use, why in captures.refused().items():
         if why:
             yield f"{use.value}_capture is not used: {'; '.join(why)}"
-
-
-async def _probe_all(
-    watching: Watcher,
-    props: Props | None,
-    cases: Sequence[Case],
-    advance: Callable[..., None],
-) -> list[ProbeResult]:
-    """One result for each case, or fewer where the server is given up."""
-    warm_up = await watching.probe_once(cases[0].prompt, baseline_first=False)
-    if warm_up.outcome is not ProbeOutcome.COMPLETED:
-        return [warm_up]
-    await watching.check_captures(props)  # now that it is awake for sure
-    results: list[ProbeResult] = []
-    failures = 0
-    turns = Turns()
-    for case in cases:
-        # The arm that comes first takes turns as A B B A, so that a drift cancels out.
-        turn = turns.next(case)
-        result = await watching.probe_once(
-            case.prompt, variant=case.variant, baseline_first=turn % 2 == 1
-        )
-        results.append(result)
-        advance(note=f"{case.prompt.task}: {result.outcome.value}")
-        failures = 0 if result.outcome is ProbeOutcome.COMPLETED else failures + 1
-        if failures == GIVE_UP_AFTER:
-            break
-    return results
