@@ -9,8 +9,17 @@ TOOLS = Path(__file__).parent.parent / ".tools" / "usr" / "bin"
 
 def promtool() -> str:
     """Prometheus' own checker."""
-    found = shutil.which("promtool") or shutil.which("promtool", path=TOOLS)
-    assert found, "promtool is missing: run tests/install-tools"
+    return _program("promtool")
+
+
+def prometheus_server() -> str:
+    """Prometheus itself."""
+    return _program("prometheus")
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name) or shutil.which(name, path=TOOLS)
+    assert found, f"{name} is missing: run tests/install-tools"
     return found
 
 
