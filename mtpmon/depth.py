@@ -146,6 +146,8 @@ def best_depth(
             if base is None:
                 continue
             cost = _mixed(base, drafted, tally, costs)
+        if cost.value <= 0:
+            continue  # start-up taken off left less than nothing: scatter, and no cost is known
         gain = math.log(_length(tally, drafted) / _length(tally, present))
         gain -= math.log(cost.value / usual.value)
         values = _influence(drafted, cost, tally, costs) - _influence(present, usual, tally, costs)
