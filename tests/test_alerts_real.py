@@ -98,9 +98,15 @@ class Stage:
         """Whether an expression has a value."""
         return bool(await asyncio.to_thread(query, self.prometheus, expr))
 
-    async def shows(self, expr: str) -> None:
-        """Wait until an expression has a value."""
-        await until(lambda: self.ask(expr), expr)
+    async def shows(self, expr: str) -> float:
+        """Wait until an expression has a value; returns the seconds that it took."""
+        try:
+            return await until(lambda: self.ask(expr), expr)
+        except AssertionError:
+            about = '{__name__=~"mtpmon_(verdict|acceptance_(margin|length)|step_cost|probes).*"}'
+            for each in await asyncio.to_thread(query, self.prometheus, about):
+                print(each.labels, each.value)
+            raise
 
     async def tells(self, condition: Callable[[], object], what: str) -> float:
         """Wait until something was told; returns the seconds that it took."""
