@@ -191,7 +191,7 @@ def test_each_alert_says_what_it_is_and_where_to_look(rule: dict[str, Any]) -> N
     assert set(notes) == {"summary", "description", "runbook_url", "dashboard"}
     anchor = rule["alert"].lower()
     assert notes["runbook_url"] == f"{{{{ $externalLabels.docs_url }}}}docs/runbook.md#{anchor}"
-    assert notes["dashboard"].startswith("{{ $externalLabels.grafana_url }}/d/mtpmon-server")
+    assert notes["dashboard"].startswith("{{ $externalLabels.grafana_url }}/d/mtpmon-")
 
 
 def test_links_can_be_made_whole(tmp_path: Path) -> None:
