@@ -33,7 +33,7 @@ SHORT = {
     "2m": "10s",  # a server that restarts is gone for as long here as elsewhere
     "3m": "5s",
     "5m": "5s",
-    "10m": "5s",
+    "10m": "12s",  # Prometheus takes up to five seconds to find what it is to scrape
     "15m": "10s",
     "20m": "15s",
     "30m": "15s",
