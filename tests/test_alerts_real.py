@@ -41,7 +41,7 @@ GOOD = ModelSpec(trunk_blocks=24, head_noise=0.0)
 BAD = ModelSpec(trunk_blocks=24, head_noise=6.0)
 SMALL = ModelSpec(head_noise=6.0)
 
-# The promise. An idle machine takes a third of it.
+# The promise. Measured: 17 s and 24 s, and 1.5 s, on two cores with other work.
 ALERT_SECONDS = 60.0
 RESOLVED_SECONDS = 20.0
 PATIENCE_SECONDS = 150.0
@@ -50,9 +50,13 @@ LAST_HOUR_SECONDS = 20.0  # what the last hour of the rules is here
 
 BREAKEVEN = "MtpmonAcceptanceBelowBreakeven"
 
-# Selectors that find nothing in this run, and why.
+# Selectors that find nothing in this run: changes are looked for once enough of a server's past
+# is known, which takes longer. Their rules are proven by `promtool test rules`.
 NO_DATA = {
-    'mtpmon_task_verdict{verdict="costing"}': "",
+    'mtpmon_acceptance_shift{direction="fall"}',
+    'mtpmon_acceptance_shift{direction="rise"}',
+    'mtpmon_decode_speed_shift{direction="fall"}',
+    'mtpmon_kld_shift{direction="rise"}',
 }
 
 
@@ -296,4 +300,4 @@ def test_good_idle_sleeping_and_restarting_servers_are_no_reason(story: Story) -
 
 def test_every_rule_has_data(story: Story) -> None:
     """Each selector of each rule finds series, but for those with a reason why not."""
-    assert story.without_data == set(NO_DATA)
+    assert story.without_data == NO_DATA
