@@ -194,6 +194,18 @@ def test_each_alert_says_what_it_is_and_where_to_look(rule: dict[str, Any]) -> N
     assert notes["dashboard"].startswith("{{ $externalLabels.grafana_url }}/d/mtpmon-")
 
 
+@pytest.mark.parametrize("rule", alerts(), ids=lambda r: f"{r['alert']}-{r['labels']['severity']}")
+def test_each_link_leads_to_a_panel_that_there_is(rule: dict[str, Any]) -> None:
+    """Of the dashboards in ``grafana/``; what is about no server leads to the overview."""
+    panels = json.loads((ROOT / "grafana" / "panels.json").read_text(encoding="utf-8"))
+    link = r".*/d/([\w-]+)(?:\?var-server=.*&viewPanel=(\d+))?"
+    found = re.fullmatch(link, rule["annotations"]["dashboard"])
+    assert found is not None
+    uid, panel = found.groups()
+    assert (panel is None) == (uid == "mtpmon-overview")
+    assert panel is None or int(panel) in panels[uid].values()
+
+
 def test_links_can_be_made_whole(tmp_path: Path) -> None:
     """With the external labels of the example configuration, names escaped."""
     case = {
@@ -210,11 +222,14 @@ def test_links_can_be_made_whole(tmp_path: Path) -> None:
         ],
     }
     rules = [str(file) for file in RULES.glob("*.yml")]
-    text = {"rule_files": rules, "evaluation_interval": "1m", "tests": [case]}
-    (tmp_path / "case.yml").write_text(json.dumps(text), encoding="utf-8")
+    whole = {"rule_files": rules, "evaluation_interval": "1m", "tests": [case]}
+    (tmp_path / "case.yml").write_text(json.dumps(whole), encoding="utf-8")
     command = [promtool(), "test", "rules", str(tmp_path / "case.yml")]
     said = subprocess.run(command, capture_output=True, check=False, text=True)
-    assert 'dashboard="https://g/d/mtpmon-server?var-server=a+b%26c"' in said.stdout + said.stderr
+    assert (
+        'dashboard="https://g/d/mtpmon-server?var-server=a+b%26c&viewPanel='
+        in said.stdout + said.stderr
+    )
     assert '"https://d/docs/runbook.md#mtpmonserverloading"' in said.stdout + said.stderr
 
 
