@@ -17,20 +17,9 @@ def prometheus_server() -> str:
     return _program("prometheus")
 
 
-def alertmanager_server() -> str:
-    """Alertmanager, by Debian's name or its own."""
-    return _program("prometheus-alertmanager", "alertmanager")
-
-
-def amtool() -> str:
-    """Alertmanager's own checker."""
-    return _program("amtool")
-
-
-def _program(*names: str) -> str:
-    places = (None, TOOLS)
-    found = next(filter(None, (shutil.which(n, path=p) for p in places for n in names)), None)
-    assert found, f"{names[0]} is missing: run tests/install-tools"
+def _program(name: str) -> str:
+    found = shutil.which(name) or shutil.which(name, path=TOOLS)
+    assert found, f"{name} is missing: run tests/install-tools"
     return found
 
 
@@ -44,3 +33,13 @@ def metrics_complaints(text: str) -> str:
         check=False,
     )
     return done.stdout.decode() or ("" if done.returncode == 0 else f"exit {done.returncode}")
+
+
+def alertmanager_server() -> str:
+    """Alertmanager, by the name that Debian gives it."""
+    return _program("prometheus-alertmanager")
+
+
+def amtool() -> str:
+    """Alertmanager's own checker."""
+    return _program("amtool")
