@@ -54,3 +54,13 @@ def metrics_complaints(text: str) -> str:
         check=False,
     )
     return done.stdout.decode() or ("" if done.returncode == 0 else f"exit {done.returncode}")
+
+
+def alertmanager_server() -> str:
+    """Alertmanager, by the name that Debian gives it."""
+    return program("prometheus-alertmanager")
+
+
+def amtool() -> str:
+    """Alertmanager's own checker."""
+    return program("amtool")

@@ -214,6 +214,15 @@ def test_a_flattering_plain_step_does_not_hold_the_line_up() -> None:
     assert option(found, 1).gain == pytest.approx(1.6 / 1.9 / (0.5 + 0.5 / 3) - 1)
 
 
+def test_a_line_that_starts_below_nothing_says_nothing_where_it_is() -> None:
+    """Steps so short that start-up scatters by more than they take."""
+    flattering = against(1.2, source=PlainSource.UNDRAFTED)
+    costs = step_costs_of(flattering, cut={0: 0.2}, startup=1.2)
+    found = advice(TALLY, costs)
+    assert found.option(1) is None  # 1 − 2/3 · 2
+    assert option(found, 2).gain_bounds is not None  # 1 − 1/3 · 2
+
+
 def test_a_measured_length_needs_no_line() -> None:
     """Free short drafts: a head that gives up when unsure."""
     costs = step_costs_of(against(2.0), relative={1: Location(0.7, 0.01, 20), 3: 1.0})
