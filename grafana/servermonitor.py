@@ -282,7 +282,10 @@ def _program() -> Sequence[Cell]:
             NOT_SEEN,
         ),
         "bool_yes_no",
-        [Query("mtpmon_config_last_reload_successful", "{{instance}}")],
+        [
+            Query("mtpmon_config_last_reload_successful", "{{instance}}"),
+            Query("mtpmon_server_files_last_read_successful", "{{instance}} files of servers"),
+        ],
     )
     history = figure(
         Text(

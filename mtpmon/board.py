@@ -38,7 +38,7 @@ from mtpmon.model import (
     Usage,
 )
 from mtpmon.record import Event, EventKind, HistoryFigures, Mark, Rollup, changes, rollup
-from mtpmon.request import Request, same_software
+from mtpmon.request import Request, changed
 from mtpmon.rolling import ProbeFigures, divergences_of, matrix, rolling
 from mtpmon.shift.server import (
     Change,
@@ -327,7 +327,7 @@ class ServerBoard:
         speedups = {
             cell: found.speedup
             for cell, found in matrix(
-                self._evidence,
+                self._of_now(self._evidence),
                 confidence=self._settings.evidence.confidence,
             ).items()
         }
@@ -360,13 +360,17 @@ class ServerBoard:
             self._evidence.append(result)
 
     def _roll(self) -> None:
-        """Rolling figures of this build and model: what two of them said must not be mixed."""
-        now = self._identity()
-        self._rolled_for = now
+        """Rolling figures of this process: what two builds, or two settings, said is not mixed."""
+        self._rolled_for = self._identity()
         self._probe_figures = rolling(
-            tuple(r for r in self._results if same_software(r.identity, now)),
+            self._of_now(self._results),
             confidence=self._settings.evidence.confidence,
         )
+
+    def _of_now(self, results: Iterable[ProbeResult]) -> tuple[ProbeResult, ...]:
+        """Those of the server as it is now, as far as is known."""
+        now = self._identity()
+        return tuple(result for result in results if changed(result.identity, now) is None)
 
     def captures_checked(self, usable: Mapping[str, bool], plain: Sequence[Request] = ()) -> None:
         """Which captures fit the server as it is now.

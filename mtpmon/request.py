@@ -68,6 +68,23 @@ def requests_of(result: ProbeResult) -> tuple[Request, ...]:
     )
 
 
+def changed(measured: Identity, now: Identity) -> Expiry | None:
+    """What has changed since something was measured; ``None``: nothing, as far as is known.
+
+    A model or build that changed is named before the restart that comes with it.
+    """
+    changes = (
+        (measured.model, now.model, Expiry.MODEL_CHANGED),
+        (measured.build, now.build, Expiry.BUILD_CHANGED),
+        (measured.start_token, now.start_token, Expiry.RESTARTED),
+        (measured.target_only_start_token, now.target_only_start_token, Expiry.RESTARTED),
+    )
+    for before, after, reason in changes:
+        if before is not None and after is not None and before != after:
+            return reason
+    return None
+
+
 def expiry(
     measured_unix_seconds: float,
     measured: Identity,
@@ -76,28 +93,11 @@ def expiry(
     identity: Identity,
     max_age_seconds: float,
 ) -> Expiry | None:
-    """Why what was measured then no longer holds now; ``None`` if it does.
-
-    A model or build that changed is named before the restart that comes with it.
-    """
-    changes = (
-        (measured.model, identity.model, Expiry.MODEL_CHANGED),
-        (measured.build, identity.build, Expiry.BUILD_CHANGED),
-        (measured.start_token, identity.start_token, Expiry.RESTARTED),
-        (measured.target_only_start_token, identity.target_only_start_token, Expiry.RESTARTED),
-    )
-    for before, after, reason in changes:
-        if before is not None and after is not None and before != after:
-            return reason
+    """Why what was measured then no longer holds now; ``None`` if it does."""
+    reason = changed(measured, identity)
+    if reason is not None:
+        return reason
     return Expiry.OLD if now - measured_unix_seconds > max_age_seconds else None
-
-
-def same_software(measured: Identity, now: Identity) -> bool:
-    """Whether build and model are still what they were, as far as is known."""
-    return all(
-        before is None or after is None or before == after
-        for before, after in ((measured.build, now.build), (measured.model, now.model))
-    )
 
 
 def current(

@@ -58,7 +58,12 @@ def _readings() -> Iterator[tuple[float, str]]:
     busy.captures_checked({"reference": True, "baseline": False})
     now = 0.0
     registry = board_registry(
-        lambda: board.snapshot(monotonic_seconds=now, unix_seconds=BEGIN + now, history=HISTORY)
+        lambda: board.snapshot(
+            monotonic_seconds=now,
+            unix_seconds=BEGIN + now,
+            server_files_successful=True,
+            history=HISTORY,
+        )
     )
     requests, kept = 0, NONE
     for count in range(int(SECONDS / STEP_SECONDS)):

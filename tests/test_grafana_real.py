@@ -27,6 +27,7 @@ EMPTY = {
     "mtpmon_reference_": "the demo has no capture",
     "mtpmon_capture_": "the demo has no capture",
     "mtpmon_history_": "the demo keeps no history",
+    "mtpmon_server_files_": "the demo's servers are in no files",
     "mtpmon_divergence_margin_nats": "both arms may say the same all along",
     "mtpmon_figures_untrusted": "nothing is wrong with the server's counters",
     f"and on (server) (max by (server) ({MARGIN_LOWER}": "traffic is worth one thing at a time",

@@ -21,7 +21,6 @@ from mtpmon.request import (
     expiry,
     kept_by_prompt,
     requests_of,
-    same_software,
     sample_of_traffic,
     tally_of_requests,
 )
@@ -58,20 +57,6 @@ def result(**changes: object) -> ProbeResult:
         "target_only": completion(Step(0, 0, 0.1)),
     }
     return ProbeResult(**(fields | changes))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("now", "same"),
-    [
-        (IDENTITY, True),
-        (Identity(), True),
-        (Identity(build="b1", model="m", start_token="another"), True),
-        (Identity(build="b2"), False),
-        (Identity(build="b1", model="m2"), False),
-    ],
-)
-def test_software_is_build_and_model(now: Identity, same: bool) -> None:
-    assert same_software(IDENTITY, now) is same
 
 
 def test_a_probe_is_one_pair_of_requests() -> None:

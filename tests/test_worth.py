@@ -402,18 +402,25 @@ def test_costs_go_on_after_mtpmon_restarts_as_long_as_the_server_does_not() -> N
     other = [msgspec.structs.replace(result, identity=nameless) for result in results]
     board = board_of(other, restored=True)
     assert board.snapshot(monotonic_seconds=0.0).measured.costs is None
-    board.scraped(looked(5, token="t2"))
-    assert board.snapshot(monotonic_seconds=5.0).probe_figures.probes == 8
 
 
-def test_another_build_says_nothing_with_the_words_of_the_one_before() -> None:
-    """Rolling figures and costs both; those of a mere restart go on, but for the costs."""
+@pytest.mark.parametrize(("build", "token"), [("b1", "t2"), ("b2", "t2"), ("b2", "t")])
+def test_another_process_says_nothing_with_the_words_of_the_one_before(
+    build: str, token: str
+) -> None:
+    """Rolling figures, costs and grades: its flags may be others, its build too."""
     board = board_of([probed(number) for number in range(16)], restored=False)
-    board.scraped(looked(5, token="t2"))
-    restarted = board.snapshot(monotonic_seconds=5.0)
-    assert restarted.probe_figures.probes == 8
-    assert restarted.measured.costs is None
-    board.scraped(msgspec.structs.replace(looked(10, build="b2", token="t3"), counters=None))
-    replaced = board.snapshot(monotonic_seconds=10.0)
-    assert replaced.probe_figures.probes == 0
+    before = board.snapshot(monotonic_seconds=0.0)
+    assert (before.probe_figures.probes, len(before.grades)) == (8, 1)
+    board.scraped(looked(5, build=build, token=token))
+    after = board.snapshot(monotonic_seconds=5.0)
+    assert after.probe_figures.probes == 0
+    assert after.measured.costs is None
+    assert after.grades == {}
     assert len(board.results) == 8, "they can still be looked at"
+
+
+def test_another_build_is_noticed_on_a_server_without_counters() -> None:
+    board = board_of([probed(number) for number in range(16)], restored=False)
+    board.scraped(msgspec.structs.replace(looked(10, build="b2"), counters=None))
+    assert board.snapshot(monotonic_seconds=10.0).probe_figures.probes == 0
