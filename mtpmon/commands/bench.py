@@ -2,7 +2,7 @@
 
 import argparse
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 from rich.console import RenderableType
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +19,7 @@ from mtpmon import __version__
 from mtpmon.board import ServerBoard
 from mtpmon.commands import EXIT_FINE, EXIT_NOT_FINE, EXIT_USAGE, exit_codes
 from mtpmon.commands.options import usage, with_probe
-from mtpmon.commands.passes import GIVE_UP_AFTER, one_pass, progress_bar
+from mtpmon.commands.passes import GIVE_UP_AFTER, progress_bar, side_by_side
 from mtpmon.commands.tables import UNKNOWN, bounded, number, percent, rate, table
 from mtpmon.commands.terminal import complain, printable, show, write
 from mtpmon.compose import SYSTEM_CLOCK, board_settings, read_config, suite, watcher
@@ -30,6 +31,7 @@ from mtpmon.model import ProbeResult
 from mtpmon.scrape import scrape
 from mtpmon.suite import TASKS, Case, Prompt, rotation
 from mtpmon.sweep import Depth, Sweep, sweep
+from mtpmon.watch import Watcher
 
 SCHEMA: Final = "mtpmon.bench/1"
 DEEPEST: Final = 16
@@ -43,7 +45,9 @@ one that does not draft. Then prints speed-up, breakeven and acceptance by draft
 length is fastest by task, and beside it what the server with the longest drafts alone would
 have predicted for the others: that is how mtpmon advises on a server that it must not restart.
 
-Two servers run at a time, so the model must fit twice. Everything after -- goes to
+Two servers run at a time, so the model must fit twice; if it fits once for each length and
+once more, --together takes the lengths in turn for each prompt, which is what to do where
+the machine's speed drifts. Everything after -- goes to
 llama-server as it is, such as -ngl 99 or --ctx-size 8192. Without --model the small model of
 `mtpmon demo` is used, in its deeper form. {GIVE_UP_AFTER} failures in a row end a server's turn."""
 EPILOG: Final = """\
@@ -101,6 +105,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ready", metavar="SECONDS", type=float, default=300.0, help="longest a start may take"
     )
+    parser.add_argument(
+        "--together", action="store_true", help="run all servers at once, and take them in turn"
+    )
     parser.add_argument("--threads", metavar="N", type=int, help="of each server; its default")
     parser.add_argument("--json", action="store_true", help="print a JSON document, no tables")
     parser.add_argument("arguments", metavar="ARGUMENT", nargs="*", help="after --: llama-server's")
@@ -134,6 +141,7 @@ def execute(args: argparse.Namespace) -> int:
         # Two servers of a model so small would only be in each other's way with more.
         threads=1 if args.model is None and args.threads is None else args.threads,
         ready_seconds=args.ready,
+        together=args.together or args.model is None,
     )
     try:
         document = asyncio.run(bench.document(depths))
@@ -204,6 +212,7 @@ class _Bench:
     arguments: tuple[str, ...]
     threads: int | None
     ready_seconds: float
+    together: bool
 
     async def document(self, depths: Sequence[int]) -> BenchDocument:
         """Run it.
@@ -212,20 +221,8 @@ class _Bench:
             ServerError: a server did not start.
         """
         began = SYSTEM_CLOCK.wall()
-        progress = progress_bar()
-        results: dict[int, list[ProbeResult]] = {}
-        build: str | None = None
-        async with AsyncExitStack() as stack:
-            stack.enter_context(progress)
-            total = len(depths) * len(self.prompts)
-            bar = progress.add_task("starting", total=total, note="")
-            plain = await stack.enter_async_context(self._server(None))
-            for drafted in depths:
-                progress.update(bar, description=f"--spec-draft-n-max {drafted}")
-                async with self._server(drafted) as speculating:
-                    results[drafted], build = await self._measured(
-                        speculating, plain, lambda _: progress.advance(bar)
-                    )
+        with progress_bar() as progress:
+            results, build = await self._results(depths, progress)
         return BenchDocument(
             unix_seconds=began,
             model=self.model.name,
@@ -241,6 +238,30 @@ class _Bench:
             ),
         )
 
+    async def _results(
+        self, depths: Sequence[int], progress: Progress
+    ) -> tuple[dict[int, list[ProbeResult]], str | None]:
+        """The probes of each draft length, and the build that answered them."""
+        results: dict[int, list[ProbeResult]] = {}
+        build: str | None = None
+        total = len(depths) * len(self.prompts)
+        bar = progress.add_task("starting", total=total, note="")
+        async with self._server(None) as plain:
+            for group in [depths] if self.together else [[depth] for depth in depths]:
+                lengths = ", ".join(map(str, group))
+                progress.update(bar, description=f"--spec-draft-n-max {lengths}")
+                async with AsyncExitStack() as stack:
+                    watching = {
+                        drafted: await self._started(stack, drafted, plain) for drafted in group
+                    }
+                    build = build or await self._build(watching[group[0]])
+                    results |= await side_by_side(
+                        watching,
+                        [Case(prompt) for prompt in self.prompts],
+                        advance=lambda _: progress.advance(bar),
+                    )
+        return results, build
+
     def _server(self, drafted: int | None) -> LlamaServer:
         return LlamaServer(
             self.binary,
@@ -252,25 +273,23 @@ class _Bench:
             ready_seconds=self.ready_seconds,
         )
 
-    async def _measured(
-        self, speculating: LlamaServer, plain: LlamaServer, advance: Callable[[ProbeResult], None]
-    ) -> tuple[list[ProbeResult], str | None]:
-        """All prompts, arms interleaved as A B B A; fewer where the server is given up."""
+    async def _started(self, stack: AsyncExitStack, drafted: int, plain: LlamaServer) -> Watcher:
+        """A server that drafts so many tokens, and what asks it."""
+        speculating = await stack.enter_async_context(self._server(drafted))
         server = Server(name="bench", url=speculating.url, target_only_url=plain.url)
         board = ServerBoard(server.name, board_settings(self.config), paired=True)
         watching = watcher(self.config, server, board, SYSTEM_CLOCK)
-        try:
-            look = await scrape(
-                watching.arms.speculating,
-                timeout_seconds=self.config.scrape.timeout_seconds,
-                monotonic=SYSTEM_CLOCK.monotonic,
-                wall=SYSTEM_CLOCK.wall,
-            )
-            cases = [Case(prompt) for prompt in self.prompts]
-            results = await one_pass(watching, cases, advance=advance)
-        finally:
-            await watching.arms.close()
-        return results, look.props.build if look.props is not None else None
+        stack.push_async_callback(watching.arms.close)
+        return watching
+
+    async def _build(self, watching: Watcher) -> str | None:
+        look = await scrape(
+            watching.arms.speculating,
+            timeout_seconds=self.config.scrape.timeout_seconds,
+            monotonic=SYSTEM_CLOCK.monotonic,
+            wall=SYSTEM_CLOCK.wall,
+        )
+        return look.props.build if look.props is not None else None
 
 
 # --- saying -------------------------------------------------------------------------------
