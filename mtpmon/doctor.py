@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from mtpmon.capture import Use
 from mtpmon.doctorcaptures import capture_findings, fits
 from mtpmon.doctorcounters import doubts, latest_counters, undrafted
+from mtpmon.doctorpaying import paying_findings
 from mtpmon.doctorserver import reached, server_findings
 from mtpmon.facts import Facts, Finding, answers
 from mtpmon.model import Baseline, ProbeResult, Props, State
@@ -21,11 +22,12 @@ is some hundredths of a nat away from its original.
 
 
 def diagnose(facts: Facts) -> tuple[Finding, ...]:
-    """Judge the facts: the server, its twin, its captures, then what will be measured."""
+    """Judge the facts: the server, its twin, its captures, its history, what will be measured."""
     return (
         *server_findings(facts),
         *_target_only(facts),
         *capture_findings(facts),
+        *paying_findings(facts),
         *_measured(facts),
     )
 

@@ -6,9 +6,10 @@ import msgspec
 
 from mtpmon.capture import Use
 from mtpmon.model import ProbeResult, Scrape, State, Usage
+from mtpmon.worth import Measured
 
 Level = Literal["ok", "warning", "problem"]
-Topic = Literal["server", "target_only", "captures", "measured"]
+Topic = Literal["server", "target_only", "captures", "paying", "measured"]
 
 
 class CaptureFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +38,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     after the test probe, whose requests have put ``sent`` into the counters, by their
     replies. ``tokens`` is a sample text in each one's tokenizer. ``target_only_drafted``: in
     a first test probe, so there was a second one without the twin. ``captures``: those that
-    are configured.
+    are configured. ``measured`` is what probes of the history say of the server as it runs
+    now, ``None`` without a history; ``history_problem``: why it cannot be read.
     """
 
     target_only_url: str | None
@@ -53,6 +55,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     sent: Usage | None = None
     after: Scrape | None = None
     captures: tuple[CaptureFacts, ...] = ()
+    measured: Measured | None = None
+    history_problem: str | None = None
 
 
 class Finding(msgspec.Struct, frozen=True):

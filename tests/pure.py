@@ -43,6 +43,7 @@ PURE = (
     "facts",
     "doctor",
     "doctorcaptures",
+    "doctorpaying",
     "doctorcounters",
     "doctorserver",
     "page",

@@ -20,6 +20,8 @@ from mtpmon.commands.bench import BenchDocument
 from mtpmon.commands.probetext import ProbeDocument
 from mtpmon.demo.model import ModelSpec, cached_model
 from mtpmon.demo.server import LlamaServer
+from mtpmon.historyfile import HistoryFile, HistoryFileError
+from mtpmon.model import ProbeOutcome
 from mtpmon.suite import DEFAULT_TASKS
 from tests.command_line import Ran, ended, line_with, mtpmon, started, until
 
@@ -432,3 +434,36 @@ async def test_doctor_says_why_a_capture_does_not_fit(model: Path, tmp_path: Pat
     shown = " ".join(ran.out.split())
     assert f"the baseline capture is not used: it is of another model: {sibling.name}" in shown
     assert "warning nothing to compare the server with" in shown
+
+
+async def test_doctor_tells_from_the_history_whether_it_pays(model: Path, tmp_path: Path) -> None:
+    """Of this process of the server; of the next one nothing is known yet."""
+    async with pair(model) as (drafting, plain):
+        config = tmp_path / "mtpmon.yaml"
+        config.write_text(
+            f"servers: [{{name: a, url: '{drafting.url}', target_only_url: '{plain.url}'}}]\n"
+            "scrape: {interval: 500ms, timeout: 450ms}\n"
+            "probe: {interval: 1s, timeout: 1s, idle_for: 0s, time_share: 1, tokens: 32}\n"
+            "history: {path: history.db}\nlisten: {address: '127.0.0.1:0'}\n"
+        )
+        before = await mtpmon("doctor", "--config", config)
+        assert "not known: the history" in findings(before)
+        assert "is not there" in findings(before)
+        async with started("run", "--config", config) as process:
+            kept = HistoryFile(tmp_path / "history.db", read_only=True)
+
+            def enough() -> bool:
+                with contextlib.suppress(HistoryFileError):
+                    return len(kept.probes("a", [ProbeOutcome.COMPLETED], 99).results) >= 8
+                return False
+
+            await until(enough)
+            kept.close()
+            process.send_signal(signal.SIGTERM)
+            await ended(process)
+        ran = await mtpmon("doctor", "--config", config)
+        assert "is it paying? by the history" in ran.out
+        assert "a verification step costs " in findings(ran)
+        await drafting.restart()
+        after = await mtpmon("doctor", "--config", config)
+        assert "too few probes of the server as it runs now" in findings(after)

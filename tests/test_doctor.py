@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from mtpmon.capture import Use
+from mtpmon.depth import DepthAdvice
 from mtpmon.doctor import SAME_NATS, diagnose
 from mtpmon.evaluate import usage_of
 from mtpmon.facts import CaptureFacts, Facts, Finding, Level, Topic
@@ -27,6 +28,8 @@ from mtpmon.model import (
     StepStream,
     Timings,
 )
+from mtpmon.worth import Measured
+from tests.page_snapshots import MEASURED
 
 PROPS = Props(
     build="b10434-abc",
@@ -577,3 +580,41 @@ def test_a_reference_capture_that_fits_adds_a_figure() -> None:
     assert the(facts, "captures", "the reference capture fits").level == "ok"
     assert the(facts, "measured", "KLD from the captured reference").level == "ok"
     assert the(facts, "measured", "from probes of both").level == "ok"
+
+
+# --- is it paying? ---
+
+
+def test_what_the_history_says_is_told_in_words() -> None:
+    """What a step costs, each task by its side of breakeven, and what to change."""
+    advised = replace(
+        MEASURED,
+        advice=DepthAdvice(present=3, options=(), best=1, advised=1),
+        advice_words="lower --spec-draft-n-max from 3 to 1: expected +7 % ± 2 %",
+    )
+    assert found(replace(FINE, measured=advised), "paying") == {
+        "a verification step costs 2.66 (2.63–2.68) plain ones, from the target-only server": "ok",
+        "paying: code (82.3\N{NO-BREAK SPACE}% of a breakeven of 55.2\N{NO-BREAK SPACE}%),"
+        " factual (69.4\N{NO-BREAK SPACE}% of a breakeven of 55.2\N{NO-BREAK SPACE}%)": "ok",
+        "undecided: analysis (54.2\N{NO-BREAK SPACE}% of a breakeven of 55.2\N{NO-BREAK SPACE}%)": (
+            "ok"
+        ),
+        "costing: creative (47.2\N{NO-BREAK SPACE}% of a breakeven of 55.2\N{NO-BREAK SPACE}%)": (
+            "warning"
+        ),
+        "lower --spec-draft-n-max from 3 to 1: expected +7 % ± 2 %": "warning",
+    }
+    none_sure = DepthAdvice(present=3, options=(), best=1, advised=None)
+    keep = replace(advised, advice=none_sure, advice_words="keep", task_verdicts={})
+    said = found(replace(FINE, measured=keep), "paying")
+    assert (len(said), said["keep"]) == (2, "ok")
+    assert len(found(replace(FINE, measured=replace(MEASURED, advice=None)), "paying")) == 4
+
+
+def test_a_history_that_says_nothing_yet_says_what_to_do() -> None:
+    """Too few probes of this process, or a file that cannot be read; none at all is no topic."""
+    few = the(replace(FINE, measured=Measured()), "paying", "too few probes")
+    assert (few.level, "mtpmon bench" in few.advice) == ("warning", True)
+    broken = replace(FINE, history_problem="the history h.db is locked")
+    assert the(broken, "paying", "not known: the history h.db is locked").level == "warning"
+    assert found(FINE, "paying") == {}

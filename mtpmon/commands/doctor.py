@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -19,9 +20,12 @@ from mtpmon.compose import SYSTEM_CLOCK, board_settings, suite, watcher
 from mtpmon.config import Config, Server
 from mtpmon.doctor import diagnose
 from mtpmon.examine import examine
-from mtpmon.facts import Facts, Finding, Level, Topic
+from mtpmon.facts import Facts, Finding, Level, Topic, answers
+from mtpmon.historyfile import HistoryFile, HistoryFileError
+from mtpmon.model import Identity, ProbeOutcome
 from mtpmon.suite import Prompt
 from mtpmon.watch import Watcher
+from mtpmon.worth import Measured, measure
 
 TEST_TOKENS: Final = 24
 
@@ -29,7 +33,8 @@ SUMMARY: Final = "say what servers offer and what will therefore be measured"
 DESCRIPTION: Final = f"""\
 Examines each chosen server, and its target-only twin if it has one: does it answer, does it
 draft, which counters does it have and are they right, is the twin really one, do configured
-captures fit the server as it runs now. Then it says line by line what `mtpmon run` will and
+captures fit the server as it runs now, and does drafting pay, by the history that `mtpmon run`
+keeps if it keeps one. Then it says line by line what `mtpmon run` will and
 will not measure, and what to change.
 
 Each server is sent one prompt, for {TEST_TOKENS} tokens. A sleeping one is left alone."""
@@ -76,9 +81,45 @@ async def _facts(config: Config, server: Server) -> Facts:
     prompt = _prompt(watching, suite(config).prompts)
     probed = config.probe.enabled and server.probe
     try:
-        return await examine(watching, server, prompt, probed=probed)
+        facts = await examine(watching, server, prompt, probed=probed)
     finally:
         await watching.arms.close()
+    if config.history.path is None or not answers(facts.server):
+        return facts
+    try:
+        measured = _measured(config, config.history.path, server.name, facts)
+    except HistoryFileError as error:
+        problem = f"the history {config.history.path} {error.problem}"
+        return msgspec.structs.replace(facts, history_problem=problem)
+    return msgspec.structs.replace(facts, measured=measured)
+
+
+def _measured(config: Config, path: Path, name: str, facts: Facts) -> Measured:
+    """What the history's probes say of the server as it runs now.
+
+    Raises:
+        HistoryFileError: it cannot be read.
+    """
+    file = HistoryFile(path, read_only=True)
+    try:
+        found = file.probes(name, [ProbeOutcome.COMPLETED], config.probe.rolling)
+    finally:
+        file.close()
+    props, counters = facts.server.props, facts.server.counters
+    identity = Identity(
+        build=props.build if props is not None else None,
+        model=props.model if props is not None else None,
+        start_token=counters.start_token if counters is not None else None,
+    )
+    shallow = [result for result in found.results if not result.variant.depth_tokens]
+    return measure(
+        # Without a start token, nothing tells that they were of this very process.
+        [result for result in shallow if result.identity.start_token is not None],
+        identity=identity,
+        now=SYSTEM_CLOCK.wall(),
+        previous=Measured(),
+        rules=board_settings(config).worth,
+    )
 
 
 def _prompt(watching: Watcher, prompts: Sequence[Prompt]) -> Prompt:
@@ -96,11 +137,12 @@ def _rendered(
             "server": f"{server.name}: {server.url}",
             "target_only": f"target-only server: {server.target_only_url or 'none'}",
             "captures": "captures",
+            "paying": "is it paying? by the history",
             "measured": "what `mtpmon run` will measure",
         }
         for topic, heading in headings.items():
             mine = [finding for finding in findings if finding.topic == topic]
-            if mine or topic != "captures":
+            if mine or topic not in ("captures", "paying"):
                 yield Text(heading, style="bold")
                 yield _grid(mine)
                 yield ""
