@@ -35,6 +35,7 @@ _NO_COUNTERS: dict[Source | None, str] = {
     Source.PROBES: "This build does not count drafts: only probes show its acceptance.",
     Source.NONE: "This build does not count drafts, and no probe has drafted so far.",
 }
+MOST_POSITIONS = 8  # n-gram drafts chained to the head's are up to 64 long
 _FIT_A_PHONE = 3  # windows; more have to scroll there, so the keyboard must reach them
 
 
@@ -308,7 +309,7 @@ def _table(
     paying = server.paying.windows
     labels = (
         "Acceptance",
-        *(f"position {position}" for position in range(positions)),
+        *_position_labels(positions),
         *(("Breakeven", "Speed-up, modelled") if paying else ()),
         "Acceptance length",
         "Draft coverage",
@@ -324,7 +325,8 @@ def _table(
             continue
         column = _column(figures, positions, why, paying.get(width))
         if paying:
-            column[1 + positions : 1 + positions] = _worth(paying.get(width))
+            place = 1 + min(positions, MOST_POSITIONS + 1)
+            column[place:place] = _worth(paying.get(width))
         for row, cell in zip(rows, column, strict=True):
             row.append(cell)
     head = [
@@ -332,6 +334,14 @@ def _table(
         *(h("th", duration(width), scope="col") for width, _ in windows),
     ]
     return h("table", h("tr", *head), *(h("tr", *row) for row in rows), class_="live")
+
+
+def _position_labels(positions: int) -> list[str]:
+    """A row for each of the first positions; one for all others that a long draft has."""
+    labels = [f"position {position}" for position in range(min(positions, MOST_POSITIONS))]
+    if positions > MOST_POSITIONS:
+        labels.append(f"positions {MOST_POSITIONS} to {positions - 1}")
+    return labels
 
 
 def _worth(paid: Payoff | None) -> list[Html]:
@@ -350,6 +360,8 @@ def _column(
 ) -> list[Html]:
     """The cells of one window, in the order of the labels, without those of what it is worth."""
     kept = [*figures.positions, *[None] * (positions - len(figures.positions))]
+    # A position is kept no more often than the one before it, so the first of the rest says all.
+    kept = kept[: MOST_POSITIONS + 1]
     evidence = h("i", NO_DATA)
     if figures.drafts is not None and figures.span_seconds is not None:
         span = h("small", f"in {duration(figures.span_seconds)}")
@@ -363,10 +375,11 @@ def _column(
         *(
             h(
                 "td",
+                "up to " if place == MOST_POSITIONS and share is not None else None,
                 figure(share, PERCENT),
                 style=f"--v:{share:.1%}" if share is not None else None,
             )
-            for share in kept
+            for place, share in enumerate(kept)
         ),
         h("td", bounded(figures.acceptance_length, LENGTH, missing)),
         h("td", figure(figures.draft_coverage, PERCENT)),

@@ -843,6 +843,18 @@ def test_probe_history() -> None:
     assert "No probe has completed yet. 1 550 skipped: server asleep." in read(sleeping())
 
 
+def test_long_drafts_do_not_make_a_long_page() -> None:
+    """Chained n-gram drafts have 64 positions: the first eight, and the rest in one row."""
+    shares = tuple(0.8**place for place in range(1, 65))
+    windows = {"live": {width: figures(positions=shares) for width in WINDOWS}}
+    text = read(ready(windows=windows))
+    assert "position 7 16.8 %" in text
+    assert "position 8" not in text
+    assert "positions 8 to 63 up to 13.4 % up to 13.4 % up to 13.4 % Breakeven" in text
+    one_short = windows["live"] | {60.0: figures(positions=shares[:3])}
+    assert "positions 8 to 63 no data up to 13.4 %" in read(ready(windows={"live": one_short}))
+
+
 def test_the_last_probes_are_listed() -> None:
     """How each went, whatever way that was."""
     assert (

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from mtpmon.board import ServerSnapshot
 from mtpmon.commands.matrix import viability_table
 from mtpmon.commands.screen import line, screen
-from mtpmon.commands.tables import definitions, tables
+from mtpmon.commands.tables import UNKNOWN, definitions, positions, tables
 from mtpmon.commands.terminal import printable
 from mtpmon.cost import PlainSource
 from mtpmon.grade import Grade, Graded
@@ -101,11 +101,11 @@ def test_every_table() -> None:
     assert text(*tables(evaluation())) == GOLDEN
 
 
-@pytest.mark.parametrize("positions", [1, 3, 6])
+@pytest.mark.parametrize("positions", [1, 3, 6, 64])
 def test_tables_fit_100_columns(positions: int) -> None:
     """Long drafts and large counts wrap where nothing is lost, and cut nothing off."""
     found = evaluation()
-    shares = tuple(0.987 - i / 10 for i in range(positions))
+    shares = tuple(0.987 * 0.9**i for i in range(positions))
     arms = tuple(
         replace(
             arm,
@@ -267,3 +267,11 @@ def test_line(server: ServerSnapshot, expected: str) -> None:
 def test_foreign_text_cannot_steer_the_terminal(foreign: str, shown: str) -> None:
     """Control characters of servers and models are spelt out, all other text stays."""
     assert printable(foreign) == shown
+
+
+def test_of_a_long_draft_the_first_positions_are_written() -> None:
+    """Up to eight in full, then how many more there are and how often the first is kept."""
+    assert positions((0.9, 0.5), exact=True) == "0.900 0.500"
+    assert positions((), exact=True) == UNKNOWN
+    long = tuple(0.5**place for place in range(1, 65))
+    assert positions(long, exact=False).endswith("0.008 0.004 and 56 more, up to 0.002")

@@ -89,10 +89,11 @@ def _remarks(document: ProbeDocument, server: ServerDocument) -> Iterator[str]:
     yield from map(printable, server.refused_captures)
     overall = server.viability.overall
     if overall is not None and server.viability.below_breakeven:
-        yield (
-            f"drafting is below breakeven: {percent(overall.acceptance.value)} of its tokens are"
-            f" kept, it pays from {percent(overall.breakeven.value)} on"
-        )
+        reach = f"it pays from {percent(overall.breakeven.value)} on"
+        if overall.breakeven.value > 1:
+            reach = "and if all were it would not pay: steps cost too much"
+        kept = percent(overall.acceptance.value)
+        yield f"drafting is below breakeven: {kept} of its tokens are kept, {reach}"
     baselines = {probe.baseline for probe in server.probes}
     if server.report.tasks and not server.report.tasks[-1].acceptance.whole:
         yield "it drafted nothing: see `mtpmon doctor`"

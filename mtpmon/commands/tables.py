@@ -23,6 +23,7 @@ from mtpmon.report import (
 )
 
 UNKNOWN = "–"
+MOST_POSITIONS = 8
 
 _ARMS: dict[ArmName, str] = {"target_only": "target-only", "speculating": "speculating"}
 _REFERENCE_TITLE = "KLD from the captured reference"
@@ -292,7 +293,10 @@ def bounded(value: Bounded | None, unit: str = "") -> str:
 
 
 def positions(shares: tuple[float, ...], *, exact: bool) -> str:
-    """``0.884 0.747``, marked when not exact."""
+    """``0.884 0.747``, marked when not exact; of a long draft the first few."""
     if not shares:
         return UNKNOWN
-    return ("" if exact else "≈ ") + " ".join(f"{s:.3f}" for s in shares)
+    said = [f"{share:.3f}" for share in shares[:MOST_POSITIONS]]
+    if len(shares) > MOST_POSITIONS:  # n-gram drafts chained to the head's are up to 64 long
+        said.append(f"and {len(shares) - MOST_POSITIONS} more, up to {shares[MOST_POSITIONS]:.3f}")
+    return ("" if exact else "≈ ") + " ".join(said)
