@@ -126,7 +126,7 @@ def test_tables_fit_100_columns(positions: int) -> None:
     shown = "\n".join(rows)
     assert "…" not in shown
     assert "99999/99999 = 100.00%" in shown
-    assert all(f"{share:.3f}" in shown for share in shares)
+    assert all(f"{share:.3f}" in shown for share in shares[:8])
 
 
 def test_without_a_target_only_server() -> None:
