@@ -17,6 +17,7 @@ from mtpmon.pagetext import (
     VERDICTS,
     bar,
     bounded,
+    count,
     duration,
     figure,
     moment,
@@ -146,7 +147,12 @@ def _grounds(server: ServerSnapshot, snapshot: Snapshot) -> Html | None:
         speedup = together(bounded(paid.speedup, TIMES), " ", window)
         facts.append(("speed-up of live traffic", speedup))
     if costs is not None and costs.plain is not None:
-        source = h("small", PLAIN_SOURCES[costs.plain.source])
+        least, most = costs.context_tokens
+        source = h(
+            "small",
+            f"{PLAIN_SOURCES[costs.plain.source]}; one request at a time, contexts of"
+            f" {count(least)} to {count(most)} tokens",
+        )
         ratio = bounded(costs.plain.ratio, LENGTH)
         facts.append(("step cost", together(ratio, " plain steps, ", source)))
     if server.measured.advice_words is not None:

@@ -393,7 +393,8 @@ def test_the_verdict_comes_first() -> None:
     assert said(ready()) == (
         "MTP is paying : acceptance 78.3 % is 23.1 points (21.0–25.2) above its breakeven of"
         " 55.2 %. speed-up of live traffic 1.26× (1.24–1.28) modelled, last 5 m step cost 2.66"
-        " (2.63–2.68) plain steps, from the target-only server advice keep --spec-draft-n-max 3;"
+        " (2.63–2.68) plain steps, from the target-only server; one request at a time, contexts of"
+        " 40 to 640 tokens advice keep --spec-draft-n-max 3;"
         " 4 is worth a try: +4 % by extrapolation, which nothing here has measured"
     )
 
