@@ -23,7 +23,6 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from mtpmon import __version__
-from mtpmon.board import DIVERGENCE_BUCKETS, ServerSnapshot, Snapshot, Source
 from mtpmon.compare import DivergenceKind
 from mtpmon.cost import StepCosts
 from mtpmon.duration import format_duration
@@ -35,6 +34,7 @@ from mtpmon.record import HistoryFigures, Operation, RecordKind
 from mtpmon.rolling import TaskFigures
 from mtpmon.shift.evidence import DIRECTIONS
 from mtpmon.shift.server import Change, Figure
+from mtpmon.snapshot import DIVERGENCE_BUCKETS, ServerSnapshot, Snapshot, Source
 from mtpmon.trust import Reason
 from mtpmon.validate import Validator
 from mtpmon.verdict import Verdict

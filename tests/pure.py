@@ -37,6 +37,8 @@ PURE = (
     "eras",
     "duration",
     "record",
+    "snapshot",
+    "boardprobes",
     "export",
     "report",
     "viability",
