@@ -1,18 +1,16 @@
 """The board: the one mutable object, latest values and windows for each server.
 
 Tasks write facts onto it (a scrape, a probe begun, a probe ended); readers take a frozen
-snapshot. What can be computed from facts is computed by pure functions, once per fact.
+``snapshot``. What can be computed from facts is computed by pure functions, once per fact.
+What probes say together is in a part of its own, ``boardprobes``.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
-from itertools import islice
 
 import msgspec
 
-from mtpmon.compare import DivergenceKind, divergence_kind
-from mtpmon.cost import PlainStep, plain_step
+from mtpmon.boardprobes import ProbeBoard
 from mtpmon.derive import (
     Ledger,
     advance,
@@ -25,7 +23,6 @@ from mtpmon.derive import (
     total,
     without,
 )
-from mtpmon.grade import Graded
 from mtpmon.model import (
     Counters,
     Identity,
@@ -34,15 +31,12 @@ from mtpmon.model import (
     ProbeResult,
     Props,
     Scrape,
-    State,
     Usage,
 )
 from mtpmon.record import Event, EventKind, HistoryFigures, Mark, Rollup, changes, rollup
-from mtpmon.request import Request, changed
-from mtpmon.rolling import ProbeFigures, divergences_of, matrix, rolling
+from mtpmon.request import Request
 from mtpmon.shift.server import (
     Change,
-    ShiftFigures,
     ShiftRules,
     Shifts,
     asked,
@@ -50,33 +44,14 @@ from mtpmon.shift.server import (
     looked,
 )
 from mtpmon.shift.words import in_words
+from mtpmon.snapshot import ServerSnapshot, Snapshot, Source, deciding
 from mtpmon.trend import Trend, TrendPoint, extended
-from mtpmon.trust import Reason, Reconciliation, distrust, mismatch, reconcile
+from mtpmon.trust import Reconciliation, distrust, mismatch, reconcile
 from mtpmon.window import Evidence, History, Sample, TrafficFigures, figures
-from mtpmon.worth import (
-    Cell,
-    Measured,
-    Paying,
-    WorthRules,
-    graded,
-    judge,
-    live_design_effect,
-    measure,
-)
+from mtpmon.worth import Paying, WorthRules, judge, live_design_effect
 
-DIVERGENCE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-FAILURES_KEPT = 20
-RECENT_PROBES = 5
 RECONCILIATIONS_KEPT = 50
 SETTLING_SECONDS = 5.0  # how long a request of ours that was cut off may stay uncounted
-NOT_RUN = (
-    ProbeOutcome.SKIPPED_BUSY,
-    ProbeOutcome.SKIPPED_SLEEPING,
-    ProbeOutcome.SKIPPED_IDLE,
-    ProbeOutcome.SKIPPED_BUDGET,
-    ProbeOutcome.SKIPPED_NOT_READY,
-    ProbeOutcome.PREEMPTED,
-)
 
 
 class BoardSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,86 +64,6 @@ class BoardSettings(msgspec.Struct, frozen=True, kw_only=True):
     worth: WorthRules = WorthRules()
     shift: ShiftRules = ShiftRules()
     probe_timeout_seconds: float
-
-
-class Source(StrEnum):
-    """Where a server's acceptance can come from."""
-
-    COUNTERS = "counters"
-    PROBES = "probes"
-    NONE = "none"
-
-
-class ProbeTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts over all probes of a server since mtpmon started."""
-
-    outcomes: Mapping[ProbeOutcome, int]
-    comparable: int
-    missing: int
-    diverged: int
-    clamped: int
-    divergence_positions: tuple[int, ...]
-    divergence_position_sum: float
-    divergence_kinds: Mapping[DivergenceKind, int] = {}
-    invalid: Mapping[str, int] = {}
-
-
-class ServerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of one server at one moment. ``None``: not known.
-
-    ``live`` and ``own`` are totals since mtpmon started. ``windows`` is by traffic
-    (``live``, ``probe``), then by width in seconds. ``waiting_seconds``: how long requests
-    have been running without one ending, so that the counters could not move. ``source``:
-    where acceptance can come from. ``mismatch``: share of drafted tokens by which the
-    counters disagree with what probes reported. ``capture_usable``: by use, whether the
-    capture configured for it fits the server. ``recent_probes``: the latest few that ran,
-    latest first.
-    """
-
-    name: str
-    probed: bool
-    paired: bool
-    state: State | None
-    detail: str
-    since_unix_seconds: float | None
-    props: Props | None
-    counters: Counters | None
-    scrapes: Mapping[Outcome, int]
-    scrape_duration_seconds: float | None
-    bad_lines: int
-    contradictions: int
-    restarts: int
-    live: Usage | None
-    own: Usage
-    windows: Mapping[str, Mapping[float, TrafficFigures]]
-    waiting_seconds: float | None
-    source: Source | None = None
-    distrust: frozenset[Reason] = frozenset()
-    mismatch: float | None = None
-    measured: Measured = Measured()
-    paying: Paying = Paying()
-    trend: Trend = Trend()
-    grades: Mapping[Cell, Graded] = {}
-    probe_totals: ProbeTotals
-    probe_figures: ProbeFigures
-    probe_timeout_seconds: float
-    last_probe: ProbeResult | None
-    recent_probes: tuple[ProbeResult, ...] = ()
-    probe_succeeded: bool | None
-    last_success_unix_seconds: float | None
-    capture_usable: Mapping[str, bool] = {}
-    shifts: ShiftFigures = ShiftFigures()
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole board at one moment."""
-
-    unix_seconds: float
-    servers: tuple[ServerSnapshot, ...]
-    windows_seconds: tuple[float, ...]
-    config_reload_successful: bool = True
-    server_files_successful: bool | None = None
-    history: HistoryFigures | None = None
 
 
 class ServerBoard:
@@ -217,25 +112,13 @@ class ServerBoard:
         self._reconciled: deque[Reconciliation] = deque(maxlen=RECONCILIATIONS_KEPT)
         self._in_flight = 0
         self._probe_events = 0
-        self._results: deque[ProbeResult] = deque(maxlen=settings.rolling_probes)
-        self._failures: deque[ProbeResult] = deque(maxlen=FAILURES_KEPT)
-        self._probe_outcomes: Counter[ProbeOutcome] = Counter()
-        self._probe_figures = ProbeFigures()
-        self._evidence: deque[ProbeResult] = deque(maxlen=settings.rolling_probes)
-        self._measured = Measured()
-        self._measured_of = self._rolled_for = Identity()
+        self._probes = ProbeBoard(
+            kept=settings.rolling_probes,
+            confidence=settings.evidence.confidence,
+            rules=settings.worth,
+        )
         self._paying = Paying()
         self._trend = Trend()
-        self._grades: dict[Cell, Graded] = {}
-        self._comparable = self._missing = self._diverged = self._clamped = 0
-        self._divergence_counts = [0] * (len(DIVERGENCE_BUCKETS) + 1)
-        self._divergence_sum = 0.0
-        self._divergence_kinds: Counter[DivergenceKind | None] = Counter()
-        self._invalid: Counter[str] = Counter()
-        self._last_success: float | None = None
-        self._probe_succeeded: bool | None = None
-        self._capture_usable: Mapping[str, bool] = {}
-        self._captured_step: PlainStep | None = None
         self._shifts = Shifts()
         self._shift_news: list[Change] = []
 
@@ -272,29 +155,11 @@ class ServerBoard:
     def probed(self, result: ProbeResult) -> None:
         """A probe is over, or could not run."""
         result = msgspec.structs.replace(result, identity=self._identity())
-        self._probe_outcomes[result.outcome] += 1
         if result.prompt_id:  # else it was skipped before there was a prompt
             self._note(result)
-        if result.outcome in NOT_RUN:
-            return
-        self._invalid.update(result.invalid)
-        self._keep(result)
-        if result.outcome is not ProbeOutcome.COMPLETED:
-            return
-        self._roll()
-        self._measure(result.unix_seconds)
-        self._watch(asked(self._shifts, result, self._settings.shift))
-        if result.positions is not None:
-            self._comparable += result.positions.comparable
-            self._missing += result.positions.missing
-            self._diverged += result.positions.diverged
-        self._clamped += sum(d.clamped for d in divergences_of(result))
-        if result.comparison is not None and result.comparison.first_divergence is not None:
-            self._divergence_kinds[divergence_kind(result.comparison)] += 1
-            place = result.comparison.first_divergence
-            bucket = sum(place > bound for bound in DIVERGENCE_BUCKETS)
-            self._divergence_counts[bucket] += 1
-            self._divergence_sum += place
+        self._probes.ended(result)
+        if result.outcome is ProbeOutcome.COMPLETED:
+            self._watch(asked(self._shifts, result, self._settings.shift))
 
     def _identity(self) -> Identity:
         """What measurements of the server hold for."""
@@ -305,72 +170,13 @@ class ServerBoard:
             start_token=self._ledger.start_token if self._ledger is not None else None,
         )
 
-    def _look_for_change(self, now: float) -> None:
-        """Let go of what an earlier process or build of the server said or cost."""
-        identity = self._identity()
-        if self._results and self._rolled_for != identity:
-            self._roll()
-        if self._evidence and self._measured_of != identity:
-            self._measure(now)
-
-    def _measure(self, now: float) -> None:
-        """Work out what probes say of the cost of steps, for the server as it is now."""
-        self._measured_of = self._identity()
-        self._measured = measure(
-            self._evidence,
-            identity=self._measured_of,
-            now=now,
-            previous=self._measured,
-            rules=self._settings.worth,
-            capture=self._captured_step,
-        )
-        speedups = {
-            cell: found.speedup
-            for cell, found in matrix(
-                self._of_now(self._evidence),
-                confidence=self._settings.evidence.confidence,
-            ).items()
-        }
-        self._grades = graded(speedups, self._settings.worth.grades)
-
     def restore(self, results: Iterable[ProbeResult]) -> None:
         """Take up probes of before mtpmon started: in rolling figures, not in totals.
 
         Args:
             results: completed ones and failures, oldest first.
         """
-        for result in results:
-            self._keep(result, lately=False)
-        self._roll()
-
-    def _keep(self, result: ProbeResult, *, lately: bool = True) -> None:
-        """Keep a probe for what it adds to figures.
-
-        What it says of the cost of steps holds for one process of the server: if it ran
-        before mtpmon started, only a start token tells that this is still the same one.
-        """
-        self._probe_succeeded = result.outcome is ProbeOutcome.COMPLETED
-        if not self._probe_succeeded:
-            self._failures.append(result)
-            return
-        self._results.append(result)
-        self._last_success = result.unix_seconds
-        known = lately or result.identity.start_token is not None
-        if known and result.variant.depth_tokens == 0:  # deep contexts cost otherwise
-            self._evidence.append(result)
-
-    def _roll(self) -> None:
-        """Rolling figures of this process: what two builds, or two settings, said is not mixed."""
-        self._rolled_for = self._identity()
-        self._probe_figures = rolling(
-            self._of_now(self._results),
-            confidence=self._settings.evidence.confidence,
-        )
-
-    def _of_now(self, results: Iterable[ProbeResult]) -> tuple[ProbeResult, ...]:
-        """Those of the server as it is now, as far as is known."""
-        now = self._identity()
-        return tuple(result for result in results if changed(result.identity, now) is None)
+        self._probes.restore(results, self._identity())
 
     def captures_checked(self, usable: Mapping[str, bool], plain: Sequence[Request] = ()) -> None:
         """Which captures fit the server as it is now.
@@ -379,27 +185,17 @@ class ServerBoard:
             usable: by use; nothing is known of others.
             plain: requests captured while it did not draft.
         """
-        self._capture_usable = dict(usable)
-        self._captured_step = plain_step(plain, confidence=self._settings.worth.confidence)
+        self._probes.captures_checked(usable, plain)
 
     @property
     def results(self) -> Sequence[ProbeResult]:
         """Completed probes, oldest first, as many as rolling figures hold."""
-        return tuple(self._results)
-
-    def _recent(self) -> tuple[ProbeResult, ...]:
-        """The latest that ran, however they ended, latest first."""
-        latest = (
-            *islice(reversed(self._results), RECENT_PROBES),
-            *islice(reversed(self._failures), RECENT_PROBES),
-        )
-        ordered = sorted(latest, key=lambda result: result.unix_seconds, reverse=True)
-        return tuple(ordered[:RECENT_PROBES])
+        return self._probes.results
 
     @property
     def failures(self) -> Sequence[ProbeResult]:
         """Probes that went wrong; kept apart, so that good ones do not push them out."""
-        return tuple(self._failures)
+        return self._probes.failures
 
     # --- scrapes ------------------------------------------------------------------------
 
@@ -435,7 +231,7 @@ class ServerBoard:
             self._waiting_since = scrape.monotonic_seconds
         counters = scrape.counters
         if counters is None:
-            self._look_for_change(scrape.unix_seconds)
+            self._probes.look_for_change(self._identity(), scrape.unix_seconds)
             return
         self._last_good = scrape
         self._bad_lines += counters.bad_lines
@@ -563,17 +359,17 @@ class ServerBoard:
             }
             for traffic in ("live", "probe")
         }
-        self._look_for_change(scrape.unix_seconds)
+        self._probes.look_for_change(self._identity(), scrape.unix_seconds)
         widths = self._settings.windows_seconds
         usages = {width: self._windows["live"][width].usage for width in widths}
         effect = self._paying.design_effect
         if moved or effect is None:
             effect = live_design_effect(
-                self._history.samples, usages[widths[-1]], self._measured.likeness
+                self._history.samples, usages[widths[-1]], self._probes.measured.likeness
             )
         self._paying = judge(
             usages.items(),
-            self._measured,
+            self._probes.measured,
             effect=effect,
             deciding_seconds=self._deciding_seconds,
             now=scrape.unix_seconds,
@@ -644,28 +440,18 @@ class ServerBoard:
             source=self._source(),
             distrust=distrust(counters, build_number=build_number, mismatch_share=off),
             mismatch=off,
-            probe_totals=ProbeTotals(
-                outcomes=dict(self._probe_outcomes),
-                comparable=self._comparable,
-                missing=self._missing,
-                diverged=self._diverged,
-                clamped=self._clamped,
-                divergence_positions=tuple(self._divergence_counts),
-                divergence_position_sum=self._divergence_sum,
-                divergence_kinds={kind: self._divergence_kinds[kind] for kind in DivergenceKind},
-                invalid=dict(self._invalid),
-            ),
-            measured=self._measured,
+            probe_totals=self._probes.totals(),
+            measured=self._probes.measured,
             paying=self._paying if fresh else Paying(),
             trend=self._trend,
-            grades=self._grades,
-            probe_figures=self._probe_figures,
+            grades=self._probes.grades,
+            probe_figures=self._probes.figures,
             probe_timeout_seconds=self._settings.probe_timeout_seconds,
-            last_probe=self._results[-1] if self._results else None,
-            recent_probes=self._recent(),
-            probe_succeeded=self._probe_succeeded,
-            last_success_unix_seconds=self._last_success,
-            capture_usable=self._capture_usable,
+            last_probe=self._probes.last,
+            recent_probes=self._probes.recent(),
+            probe_succeeded=self._probes.succeeded,
+            last_success_unix_seconds=self._probes.last_success_unix_seconds,
+            capture_usable=self._probes.capture_usable,
             shifts=self._shifts.figures,
         )
 
@@ -678,11 +464,6 @@ class ServerBoard:
         drafted = self._own.draft_tokens
         probes_draft = drafted is not None and drafted.value > 0
         return Source.PROBES if probes_draft else Source.NONE
-
-
-def deciding(windows_seconds: Sequence[float]) -> float:
-    """The window that verdicts are over: the middle one of those configured."""
-    return windows_seconds[len(windows_seconds) // 2]
 
 
 def _generated(usage: Usage) -> float:

@@ -13,7 +13,8 @@ from pathlib import Path
 import structlog
 from aiohttp import web
 
-from mtpmon.board import FAILURES_KEPT, NOT_RUN, Board, ServerBoard, Snapshot
+from mtpmon.board import Board, ServerBoard
+from mtpmon.boardprobes import FAILURES_KEPT
 from mtpmon.compose import (
     SYSTEM_CLOCK,
     api_keys,
@@ -33,8 +34,9 @@ from mtpmon.config import (
 )
 from mtpmon.discovery import Listed, ServerFiles, all_errors, with_listed
 from mtpmon.history import ROLLUP_SECONDS, History
-from mtpmon.model import ProbeOutcome, ProbeResult
+from mtpmon.model import NOT_RUN, ProbeOutcome, ProbeResult
 from mtpmon.record import Event
+from mtpmon.snapshot import Snapshot
 from mtpmon.supervisor import alive_forever, notify
 from mtpmon.watch import Clock, Watcher
 from mtpmon.web import Web

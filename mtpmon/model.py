@@ -331,6 +331,17 @@ class ProbeOutcome(StrEnum):
     FAILED = "failed"
 
 
+NOT_RUN = (
+    ProbeOutcome.SKIPPED_BUSY,
+    ProbeOutcome.SKIPPED_SLEEPING,
+    ProbeOutcome.SKIPPED_IDLE,
+    ProbeOutcome.SKIPPED_BUDGET,
+    ProbeOutcome.SKIPPED_NOT_READY,
+    ProbeOutcome.PREEMPTED,
+)
+"""Outcomes that say nothing of the server: the probe gave way, or never began."""
+
+
 ArmName = Literal["speculating", "target_only"]
 
 

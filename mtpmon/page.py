@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from importlib import resources
 
 from mtpmon import __version__
-from mtpmon.board import ServerSnapshot, Snapshot
 from mtpmon.markup import Html, h, together
 from mtpmon.model import State
 from mtpmon.pagelive import (
@@ -32,6 +31,7 @@ from mtpmon.pagetext import (
     plural,
     state_words,
 )
+from mtpmon.snapshot import ServerSnapshot, Snapshot
 from mtpmon.verdict import Verdict
 
 _STATIC = resources.files("mtpmon") / "static"

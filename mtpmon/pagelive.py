@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from mtpmon.board import ServerSnapshot, Snapshot, Source, deciding
 from mtpmon.markup import Html, h, together
 from mtpmon.model import Bounded, Outcome, State
 from mtpmon.pagetext import (
@@ -28,6 +27,7 @@ from mtpmon.pagetext import (
 from mtpmon.pagetrend import trend
 from mtpmon.payoff import Payoff
 from mtpmon.shift.words import in_words
+from mtpmon.snapshot import ServerSnapshot, Snapshot, Source, deciding
 from mtpmon.trust import Reason
 from mtpmon.verdict import Verdict
 from mtpmon.window import TrafficFigures

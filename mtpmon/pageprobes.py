@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from mtpmon.board import ServerSnapshot
 from mtpmon.compare import DivergenceKind
 from mtpmon.grade import Graded
 from mtpmon.kld import KldSummary
@@ -28,6 +27,7 @@ from mtpmon.pagetext import (
     plural,
 )
 from mtpmon.rolling import TaskFigures
+from mtpmon.snapshot import ServerSnapshot
 from mtpmon.suite import DEFAULT_VARIANT
 from mtpmon.verdict import Verdict
 

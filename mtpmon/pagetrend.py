@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from mtpmon.board import ServerSnapshot
 from mtpmon.markup import Html, h
 from mtpmon.model import Bounded
 from mtpmon.pagetext import PERCENT, bounded, duration
+from mtpmon.snapshot import ServerSnapshot
 from mtpmon.trend import Trend, TrendPoint
 
 WIDTH, HEIGHT = 600, 200

@@ -8,10 +8,11 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from mtpmon.board import Board, Snapshot
+from mtpmon.board import Board
 from mtpmon.export import BoardCollector
 from mtpmon.page import render_page
 from mtpmon.probespage import ServerProbes, render_probes
+from mtpmon.snapshot import Snapshot
 
 PROBES_SHOWN = 100
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from mtpmon.board import ProbeTotals, ServerSnapshot, Snapshot, Source
 from mtpmon.compare import DivergenceKind
 from mtpmon.cost import AgainstPlain, PlainSource, StepCosts
 from mtpmon.grade import GradeRules, grade
@@ -29,6 +28,7 @@ from mtpmon.model import (
 )
 from mtpmon.payoff import Payoff
 from mtpmon.rolling import ProbeFigures, TaskFigures
+from mtpmon.snapshot import ProbeTotals, ServerSnapshot, Snapshot, Source
 from mtpmon.tally import Tally
 from mtpmon.trend import Trend, TrendPoint
 from mtpmon.trust import Reason

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from mtpmon.board import Board, BoardSettings, ServerBoard, ServerSnapshot
+from mtpmon.board import Board, BoardSettings, ServerBoard
 from mtpmon.model import (
     Amount,
     Comparison,
@@ -19,6 +19,7 @@ from mtpmon.model import (
     State,
     Usage,
 )
+from mtpmon.snapshot import ServerSnapshot
 from mtpmon.window import Evidence
 
 SETTINGS = BoardSettings(

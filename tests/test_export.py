@@ -16,7 +16,7 @@ from prometheus_client.parser import (
     text_string_to_metric_families as plain_families,
 )
 
-from mtpmon.board import Board, ServerBoard, Snapshot
+from mtpmon.board import Board, ServerBoard
 from mtpmon.export import METRICS, OWN_METRICS, BoardCollector
 from mtpmon.model import (
     Baseline,
@@ -32,6 +32,7 @@ from mtpmon.model import (
     Timings,
 )
 from mtpmon.record import HistoryFigures, Operation, RecordKind
+from mtpmon.snapshot import Snapshot
 from tests.programs import metrics_complaints
 from tests.shifting import shifted
 from tests.test_board import OWN, SETTINGS, failed, result, scrape

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from mtpmon import __version__
-from mtpmon.board import ServerSnapshot, Snapshot, Source
 from mtpmon.cost import PlainSource
 from mtpmon.grade import Grade, Graded
 from mtpmon.kld import KldSummary
@@ -49,6 +48,7 @@ from mtpmon.pagetext import (
 )
 from mtpmon.request import Expiry
 from mtpmon.rolling import ProbeFigures
+from mtpmon.snapshot import ServerSnapshot, Snapshot, Source
 from mtpmon.trust import Reason
 from mtpmon.verdict import Standing, Verdict
 from mtpmon.window import TrafficFigures

@@ -10,8 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from mtpmon import __version__
-from mtpmon.board import Snapshot
 from mtpmon.page import render_page
+from mtpmon.snapshot import Snapshot
 from tests.browser import Browser, Tab, chromium
 from tests.page_snapshots import (
     NOW,

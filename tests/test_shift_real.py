@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtpmon.board import ServerSnapshot
 from mtpmon.config import Server
 from mtpmon.daemon import Daemon
 from mtpmon.demo.binary import ServerError, find_llama_server, options_of
@@ -16,6 +15,7 @@ from mtpmon.record import EventKind
 from mtpmon.shift.server import Change, Figure
 from mtpmon.shift.settings import DAY
 from mtpmon.shift.words import in_words
+from mtpmon.snapshot import ServerSnapshot
 from tests.fleet import bound, chance
 from tests.rig import complete, configuration, fetch, running, samples
 from tests.test_watch import until

@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
-from mtpmon.board import ServerSnapshot
 from mtpmon.commands.matrix import viability_table
 from mtpmon.commands.screen import line, screen
 from mtpmon.commands.tables import UNKNOWN, definitions, positions, tables
@@ -16,6 +15,7 @@ from mtpmon.cost import PlainSource
 from mtpmon.grade import Grade, Graded
 from mtpmon.model import Bounded, ForcedToken
 from mtpmon.report import Report
+from mtpmon.snapshot import ServerSnapshot
 from mtpmon.viability import Cell, Viability
 from tests.page_snapshots import ready, unseen
 from tests.test_report import FAST, completion, failure, kld, made, result, sequences

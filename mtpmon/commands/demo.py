@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from rich.live import Live
 
-from mtpmon.board import ServerSnapshot
 from mtpmon.commands import (
     EXIT_FINE,
     EXIT_INTERRUPTED,
@@ -26,6 +25,7 @@ from mtpmon.commands.screen import line, screen
 from mtpmon.commands.terminal import OutputClosed, complain, console, show, write
 from mtpmon.demo.binary import ServerError, find_llama_server
 from mtpmon.log import configure_logging
+from mtpmon.snapshot import ServerSnapshot
 from mtpmon.suite import DEFAULT_TASKS
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mtpmon.board import NOT_RUN, ServerSnapshot
 from mtpmon.commands.tables import UNKNOWN, bounded, number, percent, positions, rate, table
 from mtpmon.duration import format_duration
 from mtpmon.kld import KldSummary
-from mtpmon.model import Bounded, ProbeOutcome
+from mtpmon.model import NOT_RUN, Bounded, ProbeOutcome
 from mtpmon.rolling import ProbeFigures
+from mtpmon.snapshot import ServerSnapshot
 from mtpmon.suite import DEFAULT_TASKS
 from mtpmon.window import TrafficFigures
 
