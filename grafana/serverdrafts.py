@@ -148,7 +148,8 @@ def _costs() -> Sequence[Cell]:
         Text(
             "Gain of the advised draft length",
             "How much faster the advised draft length is than the present one: at least, expected"
-            " and at most. All 0: the present one stays.",
+            " and at most. All 0: the present one stays. Step costs were measured one request at a"
+            " time, in contexts up to so many tokens deep.",
             NOT_MEASURED,
         ),
         SHARE,
@@ -157,10 +158,12 @@ def _costs() -> Sequence[Cell]:
             Query(value(low, ONE), "gain at least"),
             Query(value(_GAIN, ONE), "gain expected"),
             Query(value(high, ONE), "gain at most"),
+            Query(value("mtpmon_step_cost_context_tokens", ONE), "measured up to (tokens deep)"),
         ],
         named=True,
     )
-    advice = advice.override_by_name("advised tokens", [setting("unit", COUNT)])
+    for tokens in ("advised tokens", "measured up to (tokens deep)"):
+        advice = advice.override_by_name(tokens, [setting("unit", COUNT)])
     return (
         Cell("server-step-seconds", 8, seconds),
         Cell("server-step-ratio", 8, ratio),

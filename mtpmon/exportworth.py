@@ -23,6 +23,11 @@ def _step_seconds(server: ServerSnapshot) -> Iterator[Sample]:
         yield from known(seconds, str(length.drafted))
 
 
+def _longest_context(server: ServerSnapshot) -> float | None:
+    costs = server.measured.costs
+    return costs.context_tokens[1] if costs is not None else None
+
+
 def _cost(
     read: Callable[[StepCosts], Bounded | None],
 ) -> Callable[[ServerSnapshot], Bounded | None]:
@@ -121,6 +126,13 @@ WORTH: tuple[Row, ...] = (
         UNLABELLED,
         "Cost of a verification step over that of a plain decode step.",
         _one(_cost(lambda costs: costs.plain.ratio if costs.plain is not None else None)),
+    ),
+    Row(
+        "mtpmon_step_cost_context_tokens",
+        "gauge",
+        UNLABELLED,
+        "Longest context of the probes that step costs rest on; they ran one request at a time.",
+        unlabelled(_longest_context),
     ),
     *bounded_rows(
         "mtpmon_modelled_speedup",
