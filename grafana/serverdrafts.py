@@ -167,9 +167,7 @@ def _costs() -> Sequence[Cell]:
     return (
         Cell("server-step-seconds", 8, seconds),
         Cell("server-step-ratio", 8, ratio),
-        Cell(
-            "server-advice", 8, advice.override_by_name("advised tokens", [setting("unit", COUNT)])
-        ),
+        Cell("server-advice", 8, advice),
     )
 
 
