@@ -4,6 +4,7 @@ import ssl
 import time
 from pathlib import Path
 
+from mtpmon.apikeys import Secret, resolve_api_key, resolve_target_only_api_key
 from mtpmon.board import BoardSettings, ServerBoard
 from mtpmon.budget import Budget
 from mtpmon.capture import Capture, CaptureError, Use
@@ -13,14 +14,11 @@ from mtpmon.config import (
     Config,
     ConfigError,
     Problem,
-    Secret,
     Server,
     check_tasks,
     default_config,
     load_config,
     read_text,
-    resolve_api_key,
-    resolve_target_only_api_key,
 )
 from mtpmon.grade import GradeRules
 from mtpmon.history import History

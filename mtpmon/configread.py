@@ -1,8 +1,8 @@
 """YAML text into frozen structs, with everything that is wrong with it said at once.
 
-This file knows YAML and kinds of values; what is configured is in `config`. A struct declares a
-key as ``Annotated[type, kind, "meaning"] = default`` and the rest follows from that line: reading,
-refusing, showing and documenting it.
+This file knows YAML and kinds of values; what is configured is in `configschema`. A struct declares
+a key as ``Annotated[type, kind, "meaning"] = default`` and the rest follows from that line:
+reading, refusing, showing and documenting it.
 
 The text is read from PyYAML's events, not from constructed objects, because a constructed object
 has lost what an operator needs to be told: the line, the quotes, the second of two equal keys, and

@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 from aiohttp import web
 
+from mtpmon.apikeys import exposed_secret_files
 from mtpmon.board import Board, ServerBoard
 from mtpmon.boardprobes import FAILURES_KEPT
 from mtpmon.compose import (
@@ -29,7 +30,6 @@ from mtpmon.config import (
     ConfigError,
     Problem,
     Server,
-    exposed_secret_files,
     to_public_dict,
 )
 from mtpmon.discovery import Listed, ServerFiles, all_errors, with_listed

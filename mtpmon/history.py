@@ -15,15 +15,8 @@ from typing import TypeVar
 
 import structlog
 
-from mtpmon.historyfile import (
-    FoundProbes,
-    HistoryFile,
-    HistoryFileError,
-    Record,
-    event_record,
-    probe_record,
-    rollup_record,
-)
+from mtpmon.historyfile import HistoryFile, HistoryFileError
+from mtpmon.historyrows import FoundProbes, Record, event_record, probe_record, rollup_record
 from mtpmon.model import ProbeOutcome, ProbeResult
 from mtpmon.record import Event, HistoryFigures, Operation, RecordKind, Rollup
 

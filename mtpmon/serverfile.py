@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from mtpmon.config import Server
 from mtpmon.configkinds import Flag
 from mtpmon.configread import (
     ConfigError,
@@ -30,6 +29,7 @@ from mtpmon.configread import (
     shown,
 )
 from mtpmon.configread import Mapping as Table
+from mtpmon.configschema import Server
 
 MAX_SERVERS = 1000
 

@@ -37,6 +37,7 @@ PURE = (
     "eras",
     "duration",
     "record",
+    "historyrows",
     "snapshot",
     "boardprobes",
     "export",

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+import mtpmon.historydatabase
 import mtpmon.historyfile
 from mtpmon.board import ServerBoard
 from mtpmon.config import Address, Config, Listen, Probe, Scrape, Server
@@ -180,8 +181,8 @@ async def test_an_older_schema_is_brought_up_to_date(
     path = tmp_path / "history.db"
     async with opened(path) as kept:
         kept.record_probe(result(1))
-    more = (*mtpmon.historyfile.MIGRATIONS, ("ALTER TABLE probes ADD COLUMN note TEXT",))
-    monkeypatch.setattr(mtpmon.historyfile, "MIGRATIONS", more)
+    more = (*mtpmon.historydatabase.MIGRATIONS, ("ALTER TABLE probes ADD COLUMN note TEXT",))
+    monkeypatch.setattr(mtpmon.historydatabase, "MIGRATIONS", more)
     async with opened(path) as kept:
         assert names(await kept.recent_probes("a", 10)) == ["p1"]
     with database(path) as connection:
@@ -198,8 +199,8 @@ async def test_the_file_is_set_up_to_be_safe_and_to_shrink(tmp_path: Path) -> No
         for pragma, value in (
             ("journal_mode", "wal"),
             ("auto_vacuum", 2),
-            ("user_version", len(mtpmon.historyfile.MIGRATIONS)),
-            ("application_id", mtpmon.historyfile.APPLICATION_ID),
+            ("user_version", len(mtpmon.historydatabase.MIGRATIONS)),
+            ("application_id", mtpmon.historydatabase.APPLICATION_ID),
         ):
             assert connection.execute(f"PRAGMA {pragma}").fetchone() == (value,)
 
@@ -609,7 +610,7 @@ async def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
     said = await unusable(path)
     assert said["problem"] == (
         f"was written by a newer mtpmon: its schema is 99,"
-        f" this one knows up to {len(mtpmon.historyfile.MIGRATIONS)}"
+        f" this one knows up to {len(mtpmon.historydatabase.MIGRATIONS)}"
     )
     assert said["fix"] == "update mtpmon, or name another file as history.path"
     assert path.read_bytes() == before
@@ -621,14 +622,13 @@ async def test_a_full_disk_is_said_and_survived(
     """What was written stays, what comes waits for space, and is written once there is."""
     path = tmp_path / "history.db"
     await recorded(path)
-    connected = mtpmon.historyfile.HistoryFile._connected
 
-    def small(self: mtpmon.historyfile.HistoryFile) -> sqlite3.Connection:
-        connection = connected(self)
+    def small(path: Path) -> sqlite3.Connection:
+        connection = mtpmon.historydatabase.connect(path)
         connection.execute("PRAGMA max_page_count = 1")  # no page more than it has
         return connection
 
-    monkeypatch.setattr(mtpmon.historyfile.HistoryFile, "_connected", small)
+    monkeypatch.setattr(mtpmon.historyfile, "connect", small)
     with capture_logs() as logs:
         async with opened(path) as kept:
             for number in range(100, 140):

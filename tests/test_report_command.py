@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from mtpmon.commands.report import ReportDocument
-from mtpmon.historyfile import HistoryFile, Record, event_record, probe_record, rollup_record
+from mtpmon.historyfile import HistoryFile
+from mtpmon.historyrows import Record, event_record, probe_record, rollup_record
 from mtpmon.record import Event, EventKind
 from tests.command_line import mtpmon
 from tests.test_eras import HOUR, MINUTE, START, UPGRADED, minute, probe

@@ -4,6 +4,11 @@ import argparse
 from collections.abc import Iterable
 from typing import Final
 
+from mtpmon.apikeys import (
+    exposed_secret_files,
+    resolve_api_key,
+    resolve_target_only_api_key,
+)
 from mtpmon.commands import EXIT_FINE, exit_codes
 from mtpmon.commands.options import add_config
 from mtpmon.commands.terminal import complain, write
@@ -13,9 +18,6 @@ from mtpmon.config import (
     ConfigError,
     Problem,
     Server,
-    exposed_secret_files,
-    resolve_api_key,
-    resolve_target_only_api_key,
 )
 from mtpmon.discovery import discovered
 from mtpmon.duration import format_duration
