@@ -1,5 +1,6 @@
 """HTTP to one llama-server. Every failure becomes one of a closed set of outcomes."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -109,7 +110,7 @@ class LlamaClient:
                 self.url + path,
                 json=payload,
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=None),
+                timeout=_NO_LIMIT,
             ) as response:
                 if response.status != 200:
                     body = await _read_limited(response, self._max_body_bytes)
@@ -124,14 +125,19 @@ class LlamaClient:
         self, method: str, path: str, timeout_seconds: float, **kwargs: Any
     ) -> Reply:
         try:
-            async with self._session.request(
-                method,
-                self.url + path,
-                # A redirect may lead to another host, which must not see our key.
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=timeout_seconds),
-                **kwargs,
-            ) as response:
+            # Not aiohttp's own limit: if it is reached in the moment in which our task is
+            # cancelled, nested timers take back both, and the task goes on (aiohttp 3.14).
+            async with (
+                asyncio.timeout(timeout_seconds),
+                self._session.request(
+                    method,
+                    self.url + path,
+                    # A redirect may lead to another host, which must not see our key.
+                    allow_redirects=False,
+                    timeout=_NO_LIMIT,
+                    **kwargs,
+                ) as response,
+            ):
                 body = await _read_limited(response, self._max_body_bytes)
         except RequestFailed as failed:
             return Reply(failed.outcome, failed.detail)
@@ -142,6 +148,7 @@ class LlamaClient:
         return Reply(outcome, detail, response.status, body, response.headers)
 
 
+_NO_LIMIT = aiohttp.ClientTimeout(total=None)
 _TRANSPORT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, aiohttp.http.HttpProcessingError)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import random
 import ssl
 import time
 from contextlib import aclosing
@@ -440,3 +441,23 @@ def test_a_client_takes_a_tls_context() -> None:
             assert (await c.get("/", timeout_seconds=1)).outcome is Outcome.REFUSED
 
     asyncio.run(run())
+
+
+async def test_a_task_that_is_cancelled_ends_whatever_limit_is_reached_then() -> None:
+    """Time limits and cancellations meet by the hundred here; one that is lost hangs the daemon."""
+    draw = random.Random(1)
+
+    async with raw_server(says(response(b"x" * 100_000))) as url:
+
+        async def looks(client: LlamaClient) -> None:
+            while True:
+                await client.get("/metrics", timeout_seconds=draw.uniform(0.0, 0.004))
+
+        for _ in range(300):
+            async with LlamaClient(url) as client:
+                task = asyncio.create_task(looks(client))
+                await asyncio.sleep(draw.uniform(0.0, 0.01))
+                task.cancel()
+                done, _ = await asyncio.wait([task], timeout=5.0)
+                assert done
+                assert task.cancelled()
