@@ -145,8 +145,10 @@ def _cuts(events: Iterable[Event], first: float, *, at_restarts: bool) -> list[E
     for event in events:
         if event.kind not in kinds:
             continue
-        # mtpmon's own start sees the same build again, which is no change.
-        same = event.kind is not EventKind.RESTART and known.get(event.kind) in (None, event.after)
+        # mtpmon's own start sees the same build again, which is no change. What a server was
+        # at first may have left the history, which keeps events for as long as probes.
+        before = known.get(event.kind, event.before)
+        same = event.kind is not EventKind.RESTART and before in (None, event.after)
         known[event.kind] = event.after
         if same or event.unix_seconds <= first:
             continue
@@ -158,11 +160,13 @@ def _cuts(events: Iterable[Event], first: float, *, at_restarts: bool) -> list[E
 def _known(events: Iterable[Event], cuts: Sequence[Event], place: int) -> Mapping[EventKind, str]:
     """What was known of the server at the end of an era."""
     ends = cuts[place].unix_seconds if place < len(cuts) else math.inf
-    return {
-        event.kind: event.after
-        for event in events
-        if event.unix_seconds < ends and event.after is not None
-    }
+    known: dict[EventKind, str] = {}
+    for event in events:
+        if event.unix_seconds < ends and event.after is not None:
+            known[event.kind] = event.after
+        elif event.unix_seconds >= ends and event.before is not None:
+            known.setdefault(event.kind, event.before)
+    return known
 
 
 def _restarts(events: Iterable[Event], starts: Sequence[float], place: int, last: float) -> int:
@@ -337,15 +341,29 @@ def _between(
     )
 
 
+class _Asked(msgspec.Struct, frozen=True):
+    """What was asked. Another text under a prompt's old name shows in its length, mostly."""
+
+    prompt_id: str
+    variant: Variant
+    prompt_tokens: int
+    generated_tokens: int
+
+
 def _by_prompt(
     probes: Iterable[ProbeResult], value: Callable[[ProbeResult], float | None]
-) -> dict[tuple[str, Variant], float]:
-    """The mean of each prompt, asked in each way."""
-    found: dict[tuple[str, Variant], list[float]] = defaultdict(list)
+) -> dict[_Asked, float]:
+    """The mean of each prompt, asked in each way and for so many tokens."""
+    found: dict[_Asked, list[float]] = defaultdict(list)
     for probe in probes:
-        if probe.outcome is ProbeOutcome.COMPLETED and (one := value(probe)) is not None:
-            found[probe.prompt_id, probe.variant].append(one)
-    return {key: statistics.fmean(values) for key, values in found.items()}
+        if probe.outcome is not ProbeOutcome.COMPLETED or probe.speculating is None:
+            continue
+        timings, one = probe.speculating.timings, value(probe)
+        if one is not None:
+            prompt = timings.prompt_tokens + timings.cached_tokens
+            asked = _Asked(probe.prompt_id, probe.variant, prompt, timings.generated_tokens)
+            found[asked].append(one)
+    return {asked: statistics.fmean(values) for asked, values in found.items()}
 
 
 def _probe_acceptance(probe: ProbeResult) -> float | None:

@@ -190,6 +190,37 @@ def test_probes_are_compared_prompt_by_prompt() -> None:
     assert speedup.change.lower > 0.18
 
 
+def test_only_what_asks_the_same_is_compared() -> None:
+    """A text under another's name, or longer answers, would pass for a change of the server."""
+
+    def other(result: ProbeResult, **timings: int) -> ProbeResult:
+        answer = result.speculating
+        assert answer is not None
+        changed = msgspec.structs.replace(answer.timings, **timings)
+        return msgspec.structs.replace(
+            result, speculating=msgspec.structs.replace(answer, timings=changed)
+        )
+
+    before = [probe(n, name, kept=80) for n, name in enumerate("abcd")]
+    after = [probe(HOUR + n, name, kept=40) for n, name in enumerate("abcd")]
+    assert change(recorded(UPGRADED, [], [*before, *after]), "probe_acceptance").certain
+    for timings in ({"prompt_tokens": 90}, {"generated_tokens": 128}):
+        assert recorded(UPGRADED, [], [*before, *(other(p, **timings) for p in after)]).changes == (
+            (),
+        )
+    partly = [other(p, prompt_tokens=4, cached_tokens=5) for p in after]
+    assert change(recorded(UPGRADED, [], [*before, *partly]), "probe_acceptance").over == 4
+
+
+def test_an_upgrade_is_seen_after_the_first_look_has_left_the_history() -> None:
+    """A server that ran longer than ``history.retention``: only what it was before is known."""
+    upgrade = msgspec.structs.replace(event(EventKind.BUILD, HOUR, "b2"), before="b1")
+    found = recorded((upgrade,), TWO_HOURS)
+    assert [era.build for era in found.eras] == ["b1", "b2"]
+    assert [era.model for era in found.eras] == [None, None]
+    assert len(found.changes) == 1
+
+
 def test_probes_without_drafts_or_twins_are_not_compared() -> None:
     """Nothing drafted is no acceptance; nothing to compare with is no speed-up."""
 
