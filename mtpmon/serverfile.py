@@ -135,6 +135,8 @@ def _group(node: Node, path: str, reader: Reader, source: Path) -> Iterator[Foun
 
 def _labels(path: str, node: Node, reader: Reader) -> dict[str, tuple[str, Scalar]]:
     """Label → path and value of those that mean something here."""
+    if is_null(node):  # what programs write that have none
+        return {}
     if not isinstance(node, Table):
         fix = "write lines like env: production below it"
         reader.refuse(path, node.at, f"{shown(node)} is not a mapping of labels", fix)

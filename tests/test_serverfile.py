@@ -49,6 +49,13 @@ def test_no_servers_can_be_said(text: str) -> None:
     assert servers(text) == []
 
 
+@pytest.mark.parametrize("labels", ["null", "{}"])
+def test_a_group_may_have_no_labels(labels: str) -> None:
+    """Programs in Go write null for an empty map."""
+    (only,) = servers(f'[{{"targets":["a:1"],"labels":{labels}}}]')
+    assert only == Server(name="a:1", url="http://a:1")
+
+
 def test_prometheus_labels_mean_what_they_mean_to_prometheus() -> None:
     """Scheme, path and the parameter `model` are those of the scrape of `llama-server` itself."""
     text = """
