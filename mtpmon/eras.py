@@ -38,13 +38,14 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     Tokens per second are of one stream, without prompts; each request's first token, which
     takes no decode time, is in them. Where there are fewer than three blocks the scatter cannot
     be told: ``acceptance`` and ``decode_tokens_per_second`` are ``None``. ``kept`` is by position.
+    What the server does not count is ``None``, and empty.
     """
 
-    steps: float
-    draft_tokens: float
+    steps: float | None
+    draft_tokens: float | None
     kept: tuple[int, ...]
-    generated_tokens: float
-    generation_seconds: float
+    generated_tokens: float | None
+    generation_seconds: float | None
     acceptance: Bounded | None
     decode_tokens_per_second: Bounded | None
     acceptance_length: float | None
@@ -210,18 +211,24 @@ def _traffic(rollups: Sequence[Rollup], confidence: float) -> Traffic:
         sum(column)
         for column in zip(*_padded([r.accepted_by_position or () for r in rollups]), strict=True)
     ]
-    steps = math.fsum(r.drafts or 0 for r in rollups)
-    accepted = math.fsum(r.accepted_tokens or 0 for r in rollups)
+    steps = _total(r.drafts for r in rollups)
+    accepted = _total(r.accepted_tokens for r in rollups)
     return Traffic(
         steps=steps,
-        draft_tokens=math.fsum(r.draft_tokens or 0 for r in rollups),
+        draft_tokens=_total(r.draft_tokens for r in rollups),
         kept=tuple(kept),
-        generated_tokens=math.fsum(r.generated_tokens or 0 for r in rollups),
-        generation_seconds=math.fsum(r.generation_seconds or 0 for r in rollups),
+        generated_tokens=_total(r.generated_tokens for r in rollups),
+        generation_seconds=_total(r.generation_seconds for r in rollups),
         acceptance=_bounds(_ratio(rollups, _acceptance), confidence),
         decode_tokens_per_second=_bounds(_ratio(rollups, _speed), confidence),
-        acceptance_length=1 + accepted / steps if steps > 0 else None,
+        acceptance_length=1 + accepted / steps if steps and accepted is not None else None,
     )
+
+
+def _total(amounts: Iterable[float | None]) -> float | None:
+    """The sum of what is known; ``None`` if nothing is, which is not 0."""
+    known = [amount for amount in amounts if amount is not None]
+    return math.fsum(known) if known else None
 
 
 def _padded(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -150,6 +150,8 @@ def test_minutes_that_say_nothing_do_not_count() -> None:
     idle = minute(HOUR + MINUTE, accepted=0, drafted=0, seconds=0.0)
     found = recorded(BEGUN, [bare, idle]).eras[0].traffic
     assert (found.steps, found.acceptance, found.acceptance_length) == (0, None, None)
+    unknown = recorded(BEGUN, [bare]).eras[0].traffic
+    assert (unknown.steps, unknown.draft_tokens, unknown.generated_tokens) == (None, None, None)
 
 
 def test_what_changed_is_told_with_bounds() -> None:
