@@ -28,6 +28,7 @@ from mtpmon.spread import t_quantile
 
 BLOCK_SECONDS = 600.0
 FEWEST = 3  # blocks, or prompts, that a bound needs
+ROUNDING = 1e-9  # far above what sums of equal figures differ by, which have no scatter
 
 Figure = Literal["live_acceptance", "live_decode_speed", "probe_acceptance", "probe_speedup"]
 
@@ -79,7 +80,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def certain(self) -> bool:
         """Whether the bounds leave out that nothing changed."""
-        return self.change.lower > 0 or self.change.upper < 0
+        return self.change.lower > ROUNDING or self.change.upper < -ROUNDING
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

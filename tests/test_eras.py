@@ -192,6 +192,15 @@ def test_probes_are_compared_prompt_by_prompt() -> None:
     assert speedup.change.lower > 0.18
 
 
+def test_the_same_figures_are_no_change_for_certain() -> None:
+    """Greedy answers repeat exactly, and the mean of three equal numbers may be another number."""
+    before = [probe(n, name, kept=70) for n, name in enumerate("abcd")]
+    after = [probe(HOUR + 10 * m + n, a, kept=70) for m in range(3) for n, a in enumerate("abcd")]
+    found = recorded(UPGRADED, [], [*before, *after])
+    assert change(found, "probe_acceptance").change.value != 0, "else this proves nothing"
+    assert [each.certain for each in found.changes[-1]] == [False, False]
+
+
 def test_only_what_asks_the_same_is_compared() -> None:
     """A text under another's name, or longer answers, would pass for a change of the server."""
 
