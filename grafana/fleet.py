@@ -1,4 +1,4 @@
-"""*Fleet*: many servers against each other, and by build and quantisation."""
+"""*Fleet*: many servers against each other, and by build and quantization."""
 
 from collections.abc import Sequence
 
@@ -49,7 +49,7 @@ def built() -> Dashboard:
         UID,
         "mtpmon / Fleet",
         "Many servers: where drafting pays and where it costs, and what that has to do with their"
-        " builds and quantisations.",
+        " builds and quantizations.",
         many_servers=True,
         hours=24,
     )
@@ -57,7 +57,7 @@ def built() -> Dashboard:
         builder,
         [
             Section(None, [_heat(), _verdicts(), _rankings()]),
-            Section("By build and quantisation", _groups()),
+            Section("By build and quantization", _groups()),
             Section("Over time", [_totals(), _spread()]),
         ],
     )
@@ -126,7 +126,7 @@ def _groups() -> Sequence[Line]:
         Line(
             8,
             Cell("fleet-builds", 12, _grouped("build", "Builds")),
-            Cell("fleet-quantizations", 12, _grouped("quantization", "Quantisations")),
+            Cell("fleet-quantizations", 12, _grouped("quantization", "Quantizations")),
         ),
         Line(8, Cell("fleet-models", 24, _servers())),
     ]

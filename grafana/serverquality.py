@@ -156,7 +156,7 @@ def _reference() -> Sequence[Cell]:
         Text(
             "Drift from the reference",
             "KL divergence of the server's undrafted distributions from a captured reference's,"
-            " such as the BF16 original: what the quantisation and the build cost. It should be"
+            " such as the BF16 original: what the quantization and the build cost. It should be"
             " flat; a step marks another build or model. Needs a capture in the configuration.",
             "no reference",
         ),

@@ -28,6 +28,7 @@ start here:
   mtpmon doctor --url http://HOST:8080     what can be measured on your server
   mtpmon probe --url http://HOST:8080      measure it once
   mtpmon run --config mtpmon.yaml          watch it, with figures for Prometheus
+  mtpmon bench --model FILE                which draft length is fastest, before you settle on one
 
 exit codes: 0 fine, 1 what was looked at is not fine, 2 wrong usage or configuration"""
 

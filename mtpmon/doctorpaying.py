@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from mtpmon.facts import Facts, Finding, Level
-from mtpmon.pagetext import PERCENT, PLAIN_SOURCES
+from mtpmon.model import Bounded
+from mtpmon.pagetext import PERCENT, PLAIN_SOURCES, SPACE
 from mtpmon.verdict import Verdict
 from mtpmon.worth import Measured
 
@@ -42,11 +43,15 @@ def _tasks(found: Measured) -> Iterator[Finding]:
     """One line for each verdict that there is, with its tasks."""
     for verdict in (Verdict.PAYING, Verdict.UNDECIDED, Verdict.COSTING):
         tasks = [
-            f"{task} ({PERCENT.written(found.tasks[task].acceptance.value)} of a breakeven of"
-            f" {PERCENT.written(found.tasks[task].breakeven.value)})"
+            f"{task} (acceptance {_share(found.tasks[task].acceptance)}, breakeven"
+            f" {_share(found.tasks[task].breakeven)})"
             for task, standing in found.task_verdicts.items()
             if standing.verdict is verdict and task in found.tasks
         ]
         if tasks:
             level: Level = "warning" if verdict is Verdict.COSTING else "ok"
             yield Finding("paying", level, f"{verdict.value}: {', '.join(tasks)}")
+
+
+def _share(found: Bounded) -> str:
+    return PERCENT.written(found.value).replace(SPACE, " ")  # terminals get no special spaces

@@ -28,6 +28,7 @@ from mtpmon.spread import t_quantile
 
 BLOCK_SECONDS = 600.0
 FEWEST = 3  # blocks, or prompts, that a bound needs
+ROUNDING = 1e-9  # far above what sums of equal figures differ by, which have no scatter
 
 Figure = Literal["live_acceptance", "live_decode_speed", "probe_acceptance", "probe_speedup"]
 
@@ -38,13 +39,14 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     Tokens per second are of one stream, without prompts; each request's first token, which
     takes no decode time, is in them. Where there are fewer than three blocks the scatter cannot
     be told: ``acceptance`` and ``decode_tokens_per_second`` are ``None``. ``kept`` is by position.
+    What the server does not count is ``None``, and empty.
     """
 
-    steps: float
-    draft_tokens: float
+    steps: float | None
+    draft_tokens: float | None
     kept: tuple[int, ...]
-    generated_tokens: float
-    generation_seconds: float
+    generated_tokens: float | None
+    generation_seconds: float | None
     acceptance: Bounded | None
     decode_tokens_per_second: Bounded | None
     acceptance_length: float | None
@@ -78,7 +80,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def certain(self) -> bool:
         """Whether the bounds leave out that nothing changed."""
-        return self.change.lower > 0 or self.change.upper < 0
+        return self.change.lower > ROUNDING or self.change.upper < -ROUNDING
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,8 +147,10 @@ def _cuts(events: Iterable[Event], first: float, *, at_restarts: bool) -> list[E
     for event in events:
         if event.kind not in kinds:
             continue
-        # mtpmon's own start sees the same build again, which is no change.
-        same = event.kind is not EventKind.RESTART and known.get(event.kind) in (None, event.after)
+        # mtpmon's own start sees the same build again, which is no change. What a server was
+        # at first may have left the history, which keeps events for as long as probes.
+        before = known.get(event.kind, event.before)
+        same = event.kind is not EventKind.RESTART and before in (None, event.after)
         known[event.kind] = event.after
         if same or event.unix_seconds <= first:
             continue
@@ -158,11 +162,13 @@ def _cuts(events: Iterable[Event], first: float, *, at_restarts: bool) -> list[E
 def _known(events: Iterable[Event], cuts: Sequence[Event], place: int) -> Mapping[EventKind, str]:
     """What was known of the server at the end of an era."""
     ends = cuts[place].unix_seconds if place < len(cuts) else math.inf
-    return {
-        event.kind: event.after
-        for event in events
-        if event.unix_seconds < ends and event.after is not None
-    }
+    known: dict[EventKind, str] = {}
+    for event in events:
+        if event.unix_seconds < ends and event.after is not None:
+            known[event.kind] = event.after
+        elif event.unix_seconds >= ends and event.before is not None:
+            known.setdefault(event.kind, event.before)
+    return known
 
 
 def _restarts(events: Iterable[Event], starts: Sequence[float], place: int, last: float) -> int:
@@ -206,18 +212,24 @@ def _traffic(rollups: Sequence[Rollup], confidence: float) -> Traffic:
         sum(column)
         for column in zip(*_padded([r.accepted_by_position or () for r in rollups]), strict=True)
     ]
-    steps = math.fsum(r.drafts or 0 for r in rollups)
-    accepted = math.fsum(r.accepted_tokens or 0 for r in rollups)
+    steps = _total(r.drafts for r in rollups)
+    accepted = _total(r.accepted_tokens for r in rollups)
     return Traffic(
         steps=steps,
-        draft_tokens=math.fsum(r.draft_tokens or 0 for r in rollups),
+        draft_tokens=_total(r.draft_tokens for r in rollups),
         kept=tuple(kept),
-        generated_tokens=math.fsum(r.generated_tokens or 0 for r in rollups),
-        generation_seconds=math.fsum(r.generation_seconds or 0 for r in rollups),
+        generated_tokens=_total(r.generated_tokens for r in rollups),
+        generation_seconds=_total(r.generation_seconds for r in rollups),
         acceptance=_bounds(_ratio(rollups, _acceptance), confidence),
         decode_tokens_per_second=_bounds(_ratio(rollups, _speed), confidence),
-        acceptance_length=1 + accepted / steps if steps > 0 else None,
+        acceptance_length=1 + accepted / steps if steps and accepted is not None else None,
     )
+
+
+def _total(amounts: Iterable[float | None]) -> float | None:
+    """The sum of what is known; ``None`` if nothing is, which is not 0."""
+    known = [amount for amount in amounts if amount is not None]
+    return math.fsum(known) if known else None
 
 
 def _padded(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -337,15 +349,29 @@ def _between(
     )
 
 
+class _Asked(msgspec.Struct, frozen=True):
+    """What was asked. Another text under a prompt's old name shows in its length, mostly."""
+
+    prompt_id: str
+    variant: Variant
+    prompt_tokens: int
+    generated_tokens: int
+
+
 def _by_prompt(
     probes: Iterable[ProbeResult], value: Callable[[ProbeResult], float | None]
-) -> dict[tuple[str, Variant], float]:
-    """The mean of each prompt, asked in each way."""
-    found: dict[tuple[str, Variant], list[float]] = defaultdict(list)
+) -> dict[_Asked, float]:
+    """The mean of each prompt, asked in each way and for so many tokens."""
+    found: dict[_Asked, list[float]] = defaultdict(list)
     for probe in probes:
-        if probe.outcome is ProbeOutcome.COMPLETED and (one := value(probe)) is not None:
-            found[probe.prompt_id, probe.variant].append(one)
-    return {key: statistics.fmean(values) for key, values in found.items()}
+        if probe.outcome is not ProbeOutcome.COMPLETED or probe.speculating is None:
+            continue
+        timings, one = probe.speculating.timings, value(probe)
+        if one is not None:
+            prompt = timings.prompt_tokens + timings.cached_tokens
+            asked = _Asked(probe.prompt_id, probe.variant, prompt, timings.generated_tokens)
+            found[asked].append(one)
+    return {asked: statistics.fmean(values) for asked, values in found.items()}
 
 
 def _probe_acceptance(probe: ProbeResult) -> float | None:

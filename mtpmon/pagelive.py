@@ -208,7 +208,7 @@ def live_traffic(server: ServerSnapshot, snapshot: Snapshot) -> Html:
         _activity(server) if server.waiting_seconds is not None else None,
         h("p", _NO_COUNTERS[server.source]) if server.source in _NO_COUNTERS else None,
         _doubts(server) if server.distrust else None,
-        trend(server),
+        trend(server, snapshot.unix_seconds),
         h("p", _nothing(server, windows, snapshot.unix_seconds))
         if all(is_empty(figures) for _, figures in windows)
         else _table(server, windows, snapshot.unix_seconds),

@@ -16,15 +16,20 @@ GRID = (0.25, 0.5, 0.75)
 Part = Callable[[TrendPoint], Bounded | None]
 
 
-def trend(server: ServerSnapshot) -> Html | None:
-    """The chart, once there is something to draw."""
+def trend(server: ServerSnapshot, now: float) -> Html | None:
+    """The chart up to now, in unix seconds; once there is something to draw.
+
+    Points come with usable looks at the server. Without any lately, nothing is known of now.
+    """
     points = server.trend.points
     known = [point for point in points if point.acceptance is not None]
     if len(known) < FEWEST_POINTS:
         return None
-    began, ended = points[0].unix_seconds, points[-1].unix_seconds
-    if ended <= began:  # the clock was set back
+    last, began = points[-1], points[0].unix_seconds
+    if now < last.unix_seconds:  # the clock was set back
         return None
+    current = now - last.unix_seconds <= GAP_SPACINGS * server.trend.spacing_seconds
+    ended = last.unix_seconds if current else now
     span = duration(ended - began)
 
     def x(point: TrendPoint) -> int:
@@ -43,20 +48,19 @@ def trend(server: ServerSnapshot) -> Html | None:
         role="img",
         aria_label=_in_words(known, span),
     )
-    last = points[-1]
     return h(
         "figure",
         h(
             "figcaption",
             h("span", "acceptance", class_="key accepted"),
             " ",
-            bounded(last.acceptance, PERCENT, "no traffic now"),
+            bounded(last.acceptance, PERCENT, "no traffic now") if current else "not known now",
             *(
                 (
                     " ",
                     h("span", "breakeven", class_="key even"),
                     " ",
-                    bounded(last.breakeven, PERCENT),
+                    bounded(last.breakeven, PERCENT) if current else "not known now",
                 )
                 if any(point.breakeven is not None for point in points)
                 else ()

@@ -5,6 +5,7 @@ read the same file: what is meant for mtpmon is in labels of the form ``__mtpmon
 Prometheus drops, and the labels it has for scheme, path and parameters mean the same here.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,10 @@ _SERVER = Section(Server)
 _BOOLEANS = ("true", "false", "yes", "no", "on", "off")
 _GROUPS = "write [] for no servers, else a list like [{targets: [10.0.0.5:8080]}]"
 _METRICS = "/metrics"
+# JSON writes a character beyond the first 65536 as two escapes, which YAML takes for two.
+_PAIR = re.compile(
+    r"(?<!\\)((?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE
+)
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +81,7 @@ def parse_servers(text: str, *, source: Path) -> tuple[Found, ...]:
     """
     if source.suffix == ".json":
         # YAML takes JSON, but for tabs between values; within a JSON string there is none.
-        text = text.replace("\t", " ")
+        text = _PAIR.sub(_joined, text.replace("\t", " "))
     try:
         root = parse_tree(text.removeprefix("\ufeff"))
     except ConfigError as error:
@@ -97,6 +102,11 @@ def parse_servers(text: str, *, source: Path) -> tuple[Found, ...]:
     if reader.problems:
         raise ConfigError(str(source), reader.problems)
     return tuple(found)
+
+
+def _joined(pair: re.Match[str]) -> str:
+    """The character that two escapes stand for, after backslashes that are none of theirs."""
+    return pair[1] + bytes.fromhex(pair[2] + pair[3]).decode("utf-16-be")
 
 
 def _group(node: Node, path: str, reader: Reader, source: Path) -> Iterator[Found]:
@@ -135,6 +145,8 @@ def _group(node: Node, path: str, reader: Reader, source: Path) -> Iterator[Foun
 
 def _labels(path: str, node: Node, reader: Reader) -> dict[str, tuple[str, Scalar]]:
     """Label → path and value of those that mean something here."""
+    if is_null(node):  # what programs write that have none
+        return {}
     if not isinstance(node, Table):
         fix = "write lines like env: production below it"
         reader.refuse(path, node.at, f"{shown(node)} is not a mapping of labels", fix)

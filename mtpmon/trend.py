@@ -27,21 +27,18 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 def extended(trend: Trend, point: TrendPoint) -> Trend:
     """With one more point, unless the last one is too near.
 
+    Points of after this one go: the clock was set back, and when they were is not known.
     When there are too many, every second one goes and from then on they lie twice as far
     apart; at the widest spacing the oldest go instead.
     """
     points = trend.points
-    if points and not _due(trend, point.unix_seconds):
-        return trend
+    if points and points[-1].unix_seconds > point.unix_seconds:
+        points = tuple(each for each in points if each.unix_seconds < point.unix_seconds)
+    if points and point.unix_seconds - points[-1].unix_seconds < trend.spacing_seconds:
+        return msgspec.structs.replace(trend, points=points)
     points = (*points, point)
     if len(points) <= MOST_POINTS:
         return msgspec.structs.replace(trend, points=points)
     if trend.spacing_seconds >= LAST_SPACING_SECONDS:
         return msgspec.structs.replace(trend, points=points[-MOST_POINTS:])
     return Trend(points=points[::-2][::-1], spacing_seconds=2 * trend.spacing_seconds)
-
-
-def _due(trend: Trend, now: float) -> bool:
-    """Whether enough time has passed; a clock that was set back counts as much."""
-    passed = now - trend.points[-1].unix_seconds
-    return passed >= trend.spacing_seconds or passed < 0

@@ -125,9 +125,9 @@ class Tab:
                 **({"text": "\r"} if key == "Enter" and kind == "keyDown" else {}),
             )
 
-    async def screenshot(self) -> bytes:
-        """The whole page, not only what fits the screen, as PNG."""
-        shot = await self.send("Page.captureScreenshot", captureBeyondViewport=True)
+    async def screenshot(self, *, whole: bool = True) -> bytes:
+        """The whole page, or only what fits the screen, as PNG."""
+        shot = await self.send("Page.captureScreenshot", captureBeyondViewport=whole)
         return base64.b64decode(shot["data"])
 
 

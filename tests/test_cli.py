@@ -426,6 +426,7 @@ def fields(kind: Any) -> set[str]:
     [
         (["--draft-n-max", "0-3"], "--draft-n-max: '0-3' names no draft lengths; use numbers from"),
         (["--draft-n-max", "deep"], "--draft-n-max: 'deep' names no draft lengths"),
+        (["--draft-n-max", "1-999999999999"], "'1-999999999999' names no draft lengths"),
         (["--draft-n-max", "1-17"], "use numbers from 1 to 16, such as 1-5 or 1,2,4"),
         (["--prompts", "0"], "--prompts: 0 is not a number of prompts; use 1 or more"),
         (["--ready", "0"], "--ready: 0 is no length of time; use 1 or more"),

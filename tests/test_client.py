@@ -447,7 +447,7 @@ async def test_a_task_that_is_cancelled_ends_whatever_limit_is_reached_then() ->
     """Time limits and cancellations meet by the hundred here; one that is lost hangs the daemon."""
     draw = random.Random(1)
 
-    async with raw_server(says(response(b"x" * 100_000))) as url:
+    async with says(response(b"x" * 100_000)) as url:
 
         async def looks(client: LlamaClient) -> None:
             while True:

@@ -150,6 +150,8 @@ def test_minutes_that_say_nothing_do_not_count() -> None:
     idle = minute(HOUR + MINUTE, accepted=0, drafted=0, seconds=0.0)
     found = recorded(BEGUN, [bare, idle]).eras[0].traffic
     assert (found.steps, found.acceptance, found.acceptance_length) == (0, None, None)
+    unknown = recorded(BEGUN, [bare]).eras[0].traffic
+    assert (unknown.steps, unknown.draft_tokens, unknown.generated_tokens) == (None, None, None)
 
 
 def test_what_changed_is_told_with_bounds() -> None:
@@ -188,6 +190,46 @@ def test_probes_are_compared_prompt_by_prompt() -> None:
         math.prod(1.2 + n / 100 for n in range(4)) ** 0.25 - 1
     )
     assert speedup.change.lower > 0.18
+
+
+def test_the_same_figures_are_no_change_for_certain() -> None:
+    """Greedy answers repeat exactly, and the mean of three equal numbers may be another number."""
+    before = [probe(n, name, kept=70) for n, name in enumerate("abcd")]
+    after = [probe(HOUR + 10 * m + n, a, kept=70) for m in range(3) for n, a in enumerate("abcd")]
+    found = recorded(UPGRADED, [], [*before, *after])
+    assert change(found, "probe_acceptance").change.value != 0, "else this proves nothing"
+    assert [each.certain for each in found.changes[-1]] == [False, False]
+
+
+def test_only_what_asks_the_same_is_compared() -> None:
+    """A text under another's name, or longer answers, would pass for a change of the server."""
+
+    def other(result: ProbeResult, **timings: int) -> ProbeResult:
+        answer = result.speculating
+        assert answer is not None
+        changed = msgspec.structs.replace(answer.timings, **timings)
+        return msgspec.structs.replace(
+            result, speculating=msgspec.structs.replace(answer, timings=changed)
+        )
+
+    before = [probe(n, name, kept=80) for n, name in enumerate("abcd")]
+    after = [probe(HOUR + n, name, kept=40) for n, name in enumerate("abcd")]
+    assert change(recorded(UPGRADED, [], [*before, *after]), "probe_acceptance").certain
+    for timings in ({"prompt_tokens": 90}, {"generated_tokens": 128}):
+        assert recorded(UPGRADED, [], [*before, *(other(p, **timings) for p in after)]).changes == (
+            (),
+        )
+    partly = [other(p, prompt_tokens=4, cached_tokens=5) for p in after]
+    assert change(recorded(UPGRADED, [], [*before, *partly]), "probe_acceptance").over == 4
+
+
+def test_an_upgrade_is_seen_after_the_first_look_has_left_the_history() -> None:
+    """A server that ran longer than ``history.retention``: only what it was before is known."""
+    upgrade = msgspec.structs.replace(event(EventKind.BUILD, HOUR, "b2"), before="b1")
+    found = recorded((upgrade,), TWO_HOURS)
+    assert [era.build for era in found.eras] == ["b1", "b2"]
+    assert [era.model for era in found.eras] == [None, None]
+    assert len(found.changes) == 1
 
 
 def test_probes_without_drafts_or_twins_are_not_compared() -> None:

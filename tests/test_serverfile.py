@@ -49,6 +49,21 @@ def test_no_servers_can_be_said(text: str) -> None:
     assert servers(text) == []
 
 
+@pytest.mark.parametrize("name", ["\N{OWL}", "a\N{OWL}b", r"\ud83e\udd89", "\\\N{OWL}"])
+def test_json_may_write_any_character_as_escapes(name: str) -> None:
+    """As Python's json does; two backslashes are one, and no escape."""
+    text = json.dumps([{"targets": ["a:1"], "labels": {"__mtpmon_name__": name}}])
+    (only,) = servers(text, Path("/etc/mtpmon/fleet.json"))
+    assert only.name == name
+
+
+@pytest.mark.parametrize("labels", ["null", "{}"])
+def test_a_group_may_have_no_labels(labels: str) -> None:
+    """Programs in Go write null for an empty map."""
+    (only,) = servers(f'[{{"targets":["a:1"],"labels":{labels}}}]')
+    assert only == Server(name="a:1", url="http://a:1")
+
+
 def test_prometheus_labels_mean_what_they_mean_to_prometheus() -> None:
     """Scheme, path and the parameter `model` are those of the scrape of `llama-server` itself."""
     text = """

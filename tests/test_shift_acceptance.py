@@ -47,6 +47,21 @@ def test_a_shift_says_what_when_and_how_much() -> None:
     assert shift.after == pytest.approx(3 * 0.5, abs=0.2)
 
 
+@pytest.mark.parametrize("days", [30, 20_000])
+def test_weeks_of_rest_raise_no_suspicion(days: float) -> None:
+    """Nor does a clock that is set for the first time: evidence as large is as rare as before."""
+    raised = 0
+    for seed in range(4):
+        server = steady(seed)
+        before = server.state.raised
+        server.at += days * DAY
+        rng = np.random.default_rng(seed)
+        for _ in range(120):
+            server.live(float(rng.uniform(0.80, 0.84)))
+        raised += len(server.state.raised) - len(before)
+    assert raised == 0
+
+
 def test_an_idle_night_is_no_shift() -> None:
     """Looks at a server that did nothing change nothing at all; the morning is as ever."""
     server = steady()

@@ -33,14 +33,16 @@ def noise(seed: int, count: int, shift: float = 0.0) -> list[float]:
     return [float(x) for x in math.log(0.03) + shift + 0.03 * rng.standard_t(3, count)]
 
 
-def alarms_of(found: Array, rate: float) -> float:
-    """Alarms of many detectors as a share of those allowed, one in ``rate`` values."""
+def alarms_of(found: Array, rate: float, *, jump: float = 0.0) -> float:
+    """Alarms of many detectors as a share of those allowed, one in ``rate`` values.
+
+    After half of the values the clock jumps by so many seconds.
+    """
     strict = msgspec.structs.replace(PACE, least_change=0.0, alarms_per_day=1440 / rate)
     detector, total = ranks(found.shape[1], strata=("",)), 0.0
     for count, value in enumerate(found):
-        step = ranked(
-            detector, value, strict, stratum=0, began=60.0 * count, ended=60.0 * count + 60
-        )
+        at = 60.0 * count + (jump if count > len(found) / 2 else 0.0)
+        step = ranked(detector, value, strict, stratum=0, began=at, ended=at + 60)
         over = step.excess >= 0
         total += float(np.any(over, axis=(-3, -2, -1)).sum())
         detector = cleared(step.detector, over)
@@ -58,6 +60,13 @@ def test_values_of_any_distribution_keep_to_the_rate(kind: str) -> None:
         for row in range(1, 600):
             found[row] = 0.7 * found[row - 1] + rng.standard_normal(40)
     assert alarms_of(found, 200) <= 1.0
+
+
+@pytest.mark.parametrize("days", [-30, 30, 20_000])
+def test_no_jump_of_the_clock_makes_alarms(days: float) -> None:
+    """A machine that starts in 1970, until it is told the time; or a server at rest for weeks."""
+    found = np.random.default_rng(6).standard_t(3, (600, 40))
+    assert alarms_of(found, 1000, jump=days * DAY) <= 1.0
 
 
 def test_slower_steps_are_found() -> None:

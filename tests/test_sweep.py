@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from mtpmon.commands.bench import BenchDocument, rendered
 from mtpmon.grade import Grade
 from mtpmon.model import (
     Baseline,
@@ -19,6 +20,7 @@ from mtpmon.model import (
 from mtpmon.request import Request
 from mtpmon.sweep import Sweep, sweep
 from mtpmon.worth import WorthRules
+from tests.test_tables import text
 from tests.world import World
 
 RULES = WorthRules()
@@ -169,3 +171,23 @@ def test_a_task_of_too_few_prompts_has_no_fastest_length() -> None:
     found = sweep({1: both, 2: probes(2, 12)}, rules=RULES, confidence=0.95)
     assert set(found.by_task) == {"code"}
     assert found.depths[0].tasks["essay"].probes == 2
+
+
+def test_figures_of_a_sweep_are_not_cut_at_a_narrow_terminal(found: Sweep) -> None:
+    """Eighty columns are enough; without a speed-up of any task there is no table of tasks."""
+    document = BenchDocument(
+        unix_seconds=1.0,
+        model="m.gguf",
+        build="b1",
+        arguments=(),
+        prompts=40,
+        tokens=200,
+        confidence=0.95,
+        sweep=found,
+    )
+    shown = text(*rendered(document), width=80)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+    assert "Speed-up by task" in shown
+    bare = msgspec.structs.replace(found, by_task={})
+    shown = text(*rendered(msgspec.structs.replace(document, sweep=bare)), width=80)
+    assert "Speed-up by task" not in shown

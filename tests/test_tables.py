@@ -247,7 +247,7 @@ def test_screen_before_anything_is_known() -> None:
 
 LINE = (
     "acceptance: live 75.1% [69.3%, 80.9%], probes –; length: live 3.25; 256 probes, 96.1% exact;"
-    " code 1.65×; factual 1.45×; analysis 1.16×; essay 1.06×; creative 0.90×"
+    " code 1.32×; factual 1.16×; analysis 1.01×; essay 1.06×; creative 0.90×"
 )
 NOTHING_YET = "acceptance: live –, probes –; length: live –; 0 probes, – exact"
 

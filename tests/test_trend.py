@@ -1,6 +1,7 @@
 """Acceptance over hours in few points, and how the status page draws it."""
 
 import re
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -62,22 +63,30 @@ def test_points_are_few_and_never_crowded(steps: list[float]) -> None:
     for step in steps:
         at += step
         held = extended(held, point(at))
-    assert len(held.points) <= MOST_POINTS
+    times = [p.unix_seconds for p in held.points]
+    assert len(times) <= MOST_POINTS
+    assert all(b - a >= FIRST_SPACING_SECONDS for a, b in pairwise(times))
     if steps:
         assert held.points, "the first is always taken"
 
 
 def test_a_clock_set_back_does_not_end_the_chart() -> None:
-    held = extended(extended(Trend(), point(1000)), point(500))
-    assert [p.unix_seconds for p in held.points] == [1000, 500]
+    """When the points of the time to come really were, nobody knows: no line runs backwards."""
+    held = Trend()
+    for at in (400, 1000, 1010, 500, 505, 510):
+        held = extended(held, point(at))
+    assert [p.unix_seconds for p in held.points] == [400, 500, 510]
+    assert extended(held, point(405)).points == (point(400),), "too near to what is left"
 
 
 # --- drawn ---
 
 
-def drawn(*points: TrendPoint, spacing: float = 10.0) -> str | None:
+def drawn(*points: TrendPoint, spacing: float = 10.0, now: float | None = None) -> str | None:
     server = unseen(trend=Trend(points=points, spacing_seconds=spacing))
-    return trend(server)
+    if now is None:
+        now = points[-1].unix_seconds if points else 0.0
+    return trend(server, now)
 
 
 def places(markup: str, name: str) -> list[str]:
@@ -121,12 +130,35 @@ def test_it_is_told_in_words_as_well() -> None:
         (),
         (point(0), point(10)),
         tuple(point(at, None) for at in range(0, 90, 10)),
-        (point(100), point(50), point(20)),
     ],
-    ids=["nothing", "hardly anything", "no traffic", "a clock set back"],
+    ids=["nothing", "hardly anything", "no traffic"],
 )
 def test_without_enough_there_is_no_chart(points: tuple[TrendPoint, ...]) -> None:
     assert drawn(*points) is None
+
+
+def test_a_clock_set_back_since_the_last_look_leaves_no_chart() -> None:
+    points = (point(0), point(10), point(20))
+    assert drawn(*points, now=20) is not None
+    assert drawn(*points, now=19) is None
+
+
+def test_what_was_known_last_is_not_said_of_now() -> None:
+    """A server that is out of reach has no points: its line ends where it went away."""
+    points = (point(0), point(10), point(20))
+    lately, gone = drawn(*points, now=50), drawn(*points, now=60)
+    assert lately is not None
+    assert gone is not None
+    assert "70.0" in caption(lately)
+    assert places(lately, "accepted") == ["0,60 300,60 600,60"]
+    assert "not known now" in caption(gone)
+    assert "%" not in caption(gone)
+    assert places(gone, "accepted") == ["0,60 100,60 200,60"]
+    assert "<span>1\N{NO-BREAK SPACE}m ago</span>" in gone
+
+
+def caption(markup: str) -> str:
+    return markup[markup.index("<figcaption") : markup.index("</figcaption")]
 
 
 def test_the_page_has_it() -> None:

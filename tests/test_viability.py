@@ -1,4 +1,4 @@
-"""The estimators against measurements of a 27B model at five quantisations.
+"""The estimators against measurements of a 27B model at five quantizations.
 
 ``data/viability.csv``: acceptance and decode speed, mostly of one run of 2500 tokens a row;
 ``data/grades.csv``: the gains and grades that were drawn from them.
@@ -54,7 +54,7 @@ def rows() -> list[Row]:
 
 
 def fitted_ratios() -> dict[tuple[str, int], float]:
-    """One step cost for each quantisation and draft length, in plain steps.
+    """One step cost for each quantization and draft length, in plain steps.
 
     The median over tasks at temperature 0.7, without thinking, of E over speed.
     """
@@ -113,7 +113,7 @@ def test_speedups_at_other_temperatures_are_predicted_but_for_one() -> None:
     [("Q4_K_M", 55), ("Q5_K_M", 47), ("Q6_K", 45), ("Q8_0", 21), ("F16", 13)],
 )
 def test_breakevens_at_three_tokens_come_out(quant: str, percent: float) -> None:
-    """Within 1.5 points, for any of the quantisation's rows."""
+    """Within 1.5 points, for any of the quantization's rows."""
     found = [predicted(row) for row in rows() if (row.quant, row.drafted) == (quant, 3)]
     assert {round(each.breakeven.value, 9) for each in found} == {
         round(found[0].breakeven.value, 9)
@@ -186,7 +186,7 @@ def test_every_grade_of_the_matrix_comes_out() -> None:
 
 
 def test_predicted_speedups_give_the_same_grades() -> None:
-    """Where the model has the acceptance: four quantisations, five tasks, three tokens."""
+    """Where the model has the acceptance: four quantizations, five tasks, three tokens."""
     cells = [row for row in rows() if (row.temperature, row.drafted) == ("0.7", 3)]
     cells = [row for row in cells if not row.thinking and row.quant != "F16"]
     assert len(cells) == 20

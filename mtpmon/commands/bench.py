@@ -151,7 +151,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         write(msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n")
     else:
-        show(*_rendered(document))
+        show(*rendered(document))
     whole = all(depth.failed == 0 and depth.probes for depth in document.sweep.depths)
     return EXIT_FINE if whole else EXIT_NOT_FINE
 
@@ -167,7 +167,8 @@ def _depths(text: str) -> tuple[int, ...]:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
+            # One too many is as wrong as a million too many.
+            found.update(range(int(first), min(int(last or first), DEEPEST + 1) + 1))
     except ValueError:
         found = set()
     if not found or min(found) < 1 or max(found) > DEEPEST:
@@ -295,7 +296,8 @@ class _Bench:
 # --- saying -------------------------------------------------------------------------------
 
 
-def _rendered(document: BenchDocument) -> Iterator[RenderableType]:
+def rendered(document: BenchDocument) -> Iterator[RenderableType]:
+    """What people are shown."""
     found = document.sweep
     build = f", build {document.build}" if document.build else ""
     yield Text(printable(f"{document.model}{build}"), style="bold")
@@ -306,8 +308,9 @@ def _rendered(document: BenchDocument) -> Iterator[RenderableType]:
     yield ""
     yield _by_length(found)
     yield ""
-    yield _by_task(found)
-    yield ""
+    if found.by_task:
+        yield _by_task(found)
+        yield ""
     yield Text("\n".join(_words(found)))
     failed = sum(depth.failed for depth in found.depths)
     if failed:
@@ -317,15 +320,15 @@ def _rendered(document: BenchDocument) -> Iterator[RenderableType]:
 def _by_length(found: Sweep) -> Table:
     longest = found.depths[-1].drafted
     grid = table(
-        "By draft length",
-        "--spec-draft-n-max",
-        "acceptance",
-        "acceptance\nlength",
-        "step cost\nin plain steps",
-        "breakeven",
+        "By --spec-draft-n-max",
+        "n",
+        "accept-\nance",
+        "accept.\nlength",
+        "step\ncost",
+        "break-\neven",
         "tok/s",
         "speed-up\nmeasured",
-        f"predicted\nfrom {longest}",
+        f"pre-\ndicted\nfrom {longest}",
         "off by",
     )
     for depth in found.depths:

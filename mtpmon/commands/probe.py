@@ -34,8 +34,9 @@ Sends each chosen server the prompts of the built-in suite, one after another, g
 the same to its target-only twin if it has one; then prints what came out: draft acceptance,
 speed and speed-up by task, where drafting pays and from which acceptance on, exact sequences,
 where sequences part and how close that call was, and KLD where both distributions are there.
-Without a twin (target_only_url), only acceptance and speed can be measured. Other ways to ask
-(temperatures, thinking) add rows to the table of where drafting pays.
+Without a twin (target_only_url) there is no speed-up and nothing to part from; what the target
+itself thinks of the answer is asked all the same. Other ways to ask (temperatures, thinking)
+add rows to the table of where drafting pays.
 
 The first prompt is sent once more beforehand, to warm the servers up, and not counted. The
 servers are probed at once, also when they are busy: figures of speed are then those of a

@@ -205,7 +205,7 @@ def _traffic(eras: tuple[Era, ...]) -> Table:
         traffic = era.traffic
         grid.add_row(
             _when(era.began_unix_seconds),
-            f"{traffic.steps:.0f}",
+            number(traffic.steps, ".0f"),
             _within(traffic.acceptance, percent=True),
             number(traffic.acceptance_length, ".2f"),
             _within(traffic.decode_tokens_per_second),

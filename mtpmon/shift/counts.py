@@ -7,7 +7,7 @@ from mtpmon.shift.batch import Batch
 from mtpmon.shift.evidence import SIGNS, Array, Truth, collected, highest
 from mtpmon.shift.learned import LEVELS, Counts, Learned, chosen, faded, summed
 from mtpmon.shift.levels import CELL_TRIALS, level_range
-from mtpmon.shift.settings import RATE_MEMORY_SECONDS, Settings
+from mtpmon.shift.settings import LONGEST_PAUSE_SECONDS, RATE_MEMORY_SECONDS, Settings
 from mtpmon.shift.yardstick import Yardstick, yardstick
 
 RANGE_EVERY = 20  # batches after which the range is computed anew
@@ -119,7 +119,9 @@ def counted(
         0.5 ** (idle / settings.range_seconds),
     )
     pending = summed(detector.pending, news)
-    rate_fade = 0.5 ** (passed / RATE_MEMORY_SECONDS)
+    pause = min(max(began - last, 0.0), LONGEST_PAUSE_SECONDS)
+    took = pause + max(ended - began, 0.0)
+    rate_fade = 0.5 ** (took / RATE_MEMORY_SECONDS)
     return Step(
         detector=msgspec.structs.replace(
             detector,
@@ -129,7 +131,7 @@ def counted(
             batches=detector.batches + 1,
             bank=evidence,
             rate_steps=detector.rate_steps * rate_fade + np.maximum(steps, 0.0),
-            rate_seconds=detector.rate_seconds * rate_fade + max(ended - min(last, began), 0.0),
+            rate_seconds=detector.rate_seconds * rate_fade + took,
             last_unix_seconds=ended,
             ready=np.any(measure.active, axis=(-3, -2, -1)),
         ),

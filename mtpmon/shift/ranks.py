@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from mtpmon.shift.evidence import LEAST_THRESHOLD, SIGNS, Array, Bank, bank, collected, emptied
-from mtpmon.shift.settings import DAY, RATE_MEMORY_SECONDS, ValueSettings
+from mtpmon.shift.settings import DAY, LONGEST_PAUSE_SECONDS, RATE_MEMORY_SECONDS, ValueSettings
 
 POWERS: Array = np.array([2.0, 8.0, 16.0, 32.0])
 STAKES: Array = np.array([1.0, 1.0, 0.5, 0.2])
@@ -116,7 +116,8 @@ def ranked(
     score = np.where(dropped, 0.0, np.minimum(evidence.score, 2 * thresholds))
     evidence = msgspec.structs.replace(evidence, score=score)
     last = detector.last_unix_seconds if detector.last_unix_seconds is not None else began
-    rate_fade = 0.5 ** (max(ended - last, 0.0) / RATE_MEMORY_SECONDS)
+    took = min(max(began - last, 0.0), LONGEST_PAUSE_SECONDS) + max(ended - began, 0.0)
+    rate_fade = 0.5 ** (took / RATE_MEMORY_SECONDS)
     middle = np.where(known >= LEAST_PAST, (low + high) / 2 - 0.5, 0.0)
     collect = detector.replanned
     return RankStep(
@@ -129,7 +130,7 @@ def ranked(
             products=detector.products * RANK_FADE + middle * detector.last_rank,
             squares=detector.squares * RANK_FADE + middle**2,
             rate_values=detector.rate_values * rate_fade + 1.0,
-            rate_seconds=detector.rate_seconds * rate_fade + max(ended - min(last, began), 0.0),
+            rate_seconds=detector.rate_seconds * rate_fade + took,
             last_unix_seconds=ended,
         ),
         excess=evidence.score - thresholds,

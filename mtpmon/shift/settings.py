@@ -7,6 +7,8 @@ import msgspec
 DAY = 86_400.0
 MOST_STRATA = 64
 RATE_MEMORY_SECONDS = DAY
+LONGEST_PAUSE_SECONDS = DAY
+"""A longer one, or a clock that was set, tells nothing of how often there is something to see."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
