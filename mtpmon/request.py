@@ -11,6 +11,7 @@ from mtpmon.model import Baseline, Identity, ProbeOutcome, ProbeResult, Step
 from mtpmon.spread import Counts
 from mtpmon.tally import Tally, tally_of_steps
 
+CLOCK_SLACK_SECONDS = 300.0
 Arm = Literal["speculating", "target_only", "switched_off"]
 
 
@@ -97,7 +98,9 @@ def expiry(
     reason = changed(measured, identity)
     if reason is not None:
         return reason
-    return Expiry.OLD if now - measured_unix_seconds > max_age_seconds else None
+    age = now - measured_unix_seconds
+    # From the future: by a clock that was ahead then, so nobody knows how old it is.
+    return Expiry.OLD if age > max_age_seconds or age < -CLOCK_SLACK_SECONDS else None
 
 
 def current(

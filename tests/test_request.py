@@ -118,12 +118,12 @@ def test_a_change_of_what_was_measured_ends_it(identity: Identity, reason: Expir
 
 
 def test_age_ends_it_too() -> None:
-    """Past the limit, not at it."""
-    ages = (100.0, 100.1)
+    """Past the limit, not at it; what is stamped much later than now has no known age."""
+    ages = (100.0, 100.1, -300.0, -300.1)
     found = [
         expiry(0.0, IDENTITY, now=now, identity=IDENTITY, max_age_seconds=100.0) for now in ages
     ]
-    assert found == [None, Expiry.OLD]
+    assert found == [None, Expiry.OLD, None, Expiry.OLD]
 
 
 def test_requests_that_no_longer_hold_are_dropped_one_by_one() -> None:

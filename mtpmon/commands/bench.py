@@ -338,13 +338,19 @@ def _by_length(found: Sweep) -> Table:
             percent(depth.figures.acceptance),
             number(depth.figures.acceptance_length, ".2f"),
             number(depth.step_ratio.value if depth.step_ratio else None, ".2f"),
-            percent(depth.breakeven.value if depth.breakeven else None),
+            _breakeven(depth),
             rate(depth.figures.tokens_per_second),
             bounded(depth.speedup, "×"),
             number(seen.speedup if seen else None, ".2f") + ("×" if seen else ""),
             number(seen.error if seen else None, "+.1%"),
         )
     return grid
+
+
+def _breakeven(depth: Depth) -> str:
+    if depth.breakeven is not None and depth.breakeven.value > 1:
+        return "none"  # not even if all were kept
+    return percent(depth.breakeven.value if depth.breakeven is not None else None)
 
 
 def _by_task(found: Sweep) -> Table:
