@@ -37,9 +37,10 @@ def viability_table(found: Viability) -> RenderableType:
         "grade",
         wrapped=[7],
     )
+    several = len({(cell.temperature, cell.thinking) for cell in found.cells}) > 1
     last = None
     for cell in found.cells:
-        if last not in (None, cell.task):
+        if several and last not in (None, cell.task):
             grid.add_section()
         last = cell.task
         speedup = bounded(cell.speedup, "×")
