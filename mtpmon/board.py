@@ -5,6 +5,7 @@ Tasks write facts onto it (a scrape, a probe begun, a probe ended); readers take
 What probes say together is in a part of its own, ``boardprobes``.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -118,6 +119,7 @@ class ServerBoard:
             rules=settings.worth,
         )
         self._paying = Paying()
+        self._process_since = -math.inf
         self._trend = Trend()
         self._shifts = Shifts()
         self._shift_news: list[Change] = []
@@ -246,6 +248,7 @@ class ServerBoard:
                 self._contradictions += 1
                 return
             if step.restarted:
+                self._process_since = scrape.monotonic_seconds
                 self._reconciled.clear()
                 self._forget_uncounted()
                 self._happened(
@@ -361,7 +364,7 @@ class ServerBoard:
         }
         self._probes.look_for_change(self._identity(), scrape.unix_seconds)
         widths = self._settings.windows_seconds
-        usages = {width: self._windows["live"][width].usage for width in widths}
+        usages = self._usages_of_this_process()
         effect = self._paying.design_effect
         if moved or effect is None:
             effect = live_design_effect(
@@ -377,6 +380,23 @@ class ServerBoard:
             rules=self._settings.worth,
         )
         self._trend = extended(self._trend, self._point(scrape.unix_seconds))
+
+    def _usages_of_this_process(self) -> dict[float, Usage | None]:
+        """What users' traffic did in each window, as far back as the server is the same process.
+
+        Costs are measured anew after a restart; what an earlier process kept must not be held
+        against them, since it may have had another head.
+        """
+        widths, samples = self._settings.windows_seconds, self._history.samples
+        if self._process_since <= samples[0].monotonic_seconds:
+            return {width: self._windows["live"][width].usage for width in widths}
+        ours = [sample for sample in samples if sample.monotonic_seconds >= self._process_since]
+        return {
+            width: figures(
+                ours, live=True, width_seconds=width, evidence=self._settings.evidence
+            ).usage
+            for width in widths
+        }
 
     def _point(self, now: float) -> TrendPoint:
         """Where acceptance and breakeven stand now, in the window that verdicts are over."""

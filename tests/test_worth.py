@@ -424,3 +424,43 @@ def test_another_build_is_noticed_on_a_server_without_counters() -> None:
     board = board_of([probed(number) for number in range(16)], restored=False)
     board.scraped(msgspec.structs.replace(looked(10, build="b2"), counters=None))
     assert board.snapshot(monotonic_seconds=10.0).probe_figures.probes == 0
+
+
+def served(at: float, drafts: int, kept: int, token: str) -> Scrape:
+    """A look at a server whose process has made so many drafts of three tokens."""
+    return msgspec.structs.replace(
+        looked(at, token=token),
+        counters=Counters(
+            start_token=token,
+            drafts=Reading(drafts),
+            draft_tokens=Reading(3 * drafts),
+            accepted_tokens=Reading(kept),
+            accepted_by_position=(kept, 0, 0),
+            generated_tokens=Reading(drafts + kept),
+            generation_seconds=Reading(drafts / 10),
+            prompt_tokens=Reading(drafts),
+            requests_processing=0,
+            requests_deferred=0,
+        ),
+    )
+
+
+def test_what_an_earlier_process_kept_is_not_held_against_new_costs() -> None:
+    """A bad head is repaired by a restart: its traffic is in the window, and in no margin."""
+    board = ServerBoard("a", SETTINGS)
+    board.scraped(served(0, 0, 0, "t"))
+    board.scraped(served(5, 2000, 100, "t"))
+    for number in range(8):
+        board.probed(probed(number, ratio=2.0))
+    board.scraped(served(10, 4000, 200, "t"))
+    before = board.snapshot(monotonic_seconds=10.0)
+    assert before.paying.windows[300.0].margin.upper < 0
+    board.scraped(served(15, 0, 0, "t2"))
+    for number in range(8):
+        board.probed(probed(number + 100, ratio=1.5))
+    board.scraped(served(20, 3000, 2700, "t2"))
+    after = board.snapshot(monotonic_seconds=20.0)
+    assert after.paying.windows[300.0].margin.lower > 0
+    acceptance = after.windows["live"][300.0].acceptance
+    assert acceptance is not None
+    assert acceptance.value == pytest.approx(2900 / 21_000), "users' traffic, whoever answered it"
