@@ -82,15 +82,7 @@ def known_run_length(
 
 def known_direct(rng: np.random.Generator, after: float, threshold: float, runs: int) -> float:
     """The same by waiting for false alarms."""
-    worth, summed = ratios_of_steps(after), np.cumsum(shares(BEFORE))
-    evidence, length = np.zeros(runs), np.zeros(runs)
-    going = np.ones(runs, dtype=bool)
-    while going.any():
-        kept = np.searchsorted(summed, rng.random(int(going.sum())))
-        evidence[going] = np.maximum(evidence[going] + worth[kept], 0.0)
-        length[going] += 1
-        going &= evidence < threshold
-    return float(np.mean(length))
+    return _waited(rng, BEFORE, after, threshold, runs)
 
 
 def known_threshold(rng: np.random.Generator, after: float, run_length: float) -> float:
@@ -103,7 +95,14 @@ def known_threshold(rng: np.random.Generator, after: float, run_length: float) -
 
 
 def known_delay(rng: np.random.Generator, after: float, threshold: float, runs: int) -> float:
-    worth, summed = ratios_of_steps(after), np.cumsum(shares(after))
+    return _waited(rng, after, after, threshold, runs)
+
+
+def _waited(
+    rng: np.random.Generator, truth: float, after: float, threshold: float, runs: int
+) -> float:
+    """Mean steps until evidence for ``after`` is enough, where ``truth`` is what holds."""
+    worth, summed = ratios_of_steps(after), np.cumsum(shares(truth))
     evidence, length = np.zeros(runs), np.zeros(runs)
     going = np.ones(runs, dtype=bool)
     while going.any():

@@ -35,7 +35,7 @@ from mtpmon.model import (
     Usage,
 )
 from mtpmon.record import Event, EventKind, HistoryFigures, Mark, Rollup, changes, rollup
-from mtpmon.request import Request
+from mtpmon.request import Request, identity_of
 from mtpmon.shift.server import (
     Change,
     ShiftRules,
@@ -165,12 +165,8 @@ class ServerBoard:
 
     def _identity(self) -> Identity:
         """What measurements of the server hold for."""
-        props = self._props
-        return Identity(
-            build=props.build if props is not None else None,
-            model=props.model if props is not None else None,
-            start_token=self._ledger.start_token if self._ledger is not None else None,
-        )
+        ledger = self._ledger
+        return identity_of(self._props, ledger.start_token if ledger is not None else None)
 
     def restore(self, results: Iterable[ProbeResult]) -> None:
         """Take up probes of before mtpmon started: in rolling figures, not in totals.

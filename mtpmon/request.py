@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from mtpmon.model import Baseline, Identity, ProbeOutcome, ProbeResult, Step
+from mtpmon.model import Baseline, Identity, ProbeOutcome, ProbeResult, Props, Step
 from mtpmon.spread import Counts
 from mtpmon.tally import Tally, tally_of_steps
 
@@ -66,6 +66,15 @@ def requests_of(result: ProbeResult) -> tuple[Request, ...]:
         )
         for arm, completion in zip(arms, (result.speculating, result.target_only), strict=True)
         if completion is not None
+    )
+
+
+def identity_of(props: Props | None, start_token: str | None) -> Identity:
+    """What measurements of a server that says this of itself hold for."""
+    return Identity(
+        build=props.build if props is not None else None,
+        model=props.model if props is not None else None,
+        start_token=start_token,
     )
 
 

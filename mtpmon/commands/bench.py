@@ -19,7 +19,7 @@ from mtpmon import __version__
 from mtpmon.board import ServerBoard
 from mtpmon.commands import EXIT_FINE, EXIT_NOT_FINE, EXIT_USAGE, exit_codes
 from mtpmon.commands.options import usage, with_probe
-from mtpmon.commands.passes import GIVE_UP_AFTER, progress_bar, side_by_side
+from mtpmon.commands.passes import GIVE_UP_AFTER, look, progress_bar, side_by_side
 from mtpmon.commands.tables import UNKNOWN, bounded, number, percent, rate, table
 from mtpmon.commands.terminal import complain, printable, show, write
 from mtpmon.compose import SYSTEM_CLOCK, board_settings, read_config, suite, watcher
@@ -28,7 +28,6 @@ from mtpmon.demo.binary import ServerError, find_llama_server
 from mtpmon.demo.server import LlamaServer
 from mtpmon.grade import Grade
 from mtpmon.model import ProbeResult
-from mtpmon.scrape import scrape
 from mtpmon.suite import TASKS, Case, Prompt, rotation
 from mtpmon.sweep import Depth, Sweep, sweep
 from mtpmon.watch import Watcher
@@ -284,13 +283,8 @@ class _Bench:
         return watching
 
     async def _build(self, watching: Watcher) -> str | None:
-        look = await scrape(
-            watching.arms.speculating,
-            timeout_seconds=self.config.scrape.timeout_seconds,
-            monotonic=SYSTEM_CLOCK.monotonic,
-            wall=SYSTEM_CLOCK.wall,
-        )
-        return look.props.build if look.props is not None else None
+        found = await look(self.config, watching.arms.speculating)
+        return found.props.build if found.props is not None else None
 
 
 # --- saying -------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from mtpmon.captured import facts_of, write_capture
 from mtpmon.client import RequestFailed
 from mtpmon.commands import EXIT_FINE, EXIT_NOT_FINE, exit_codes
 from mtpmon.commands.options import add_config, chosen, usage, with_probe
-from mtpmon.commands.passes import GIVE_UP_AFTER, progress_bar
+from mtpmon.commands.passes import GIVE_UP_AFTER, look, progress_bar
 from mtpmon.commands.terminal import complain, printable, write
 from mtpmon.compose import SYSTEM_CLOCK, clients, probe_settings, suite
 from mtpmon.config import Config, Server
@@ -33,7 +33,6 @@ from mtpmon.cost import plain_step
 from mtpmon.evaluate import Pair
 from mtpmon.model import Baseline, ProbeOutcome, Props, Scrape
 from mtpmon.probe import Arms, Books, ProbeFailed, ProbeSettings, probe
-from mtpmon.scrape import scrape
 from mtpmon.suite import TASKS, Prompt, rotation
 from mtpmon.wire import WireError
 
@@ -291,13 +290,7 @@ class _Asking:
 
     async def look(self) -> Scrape:
         """What the server says of itself."""
-        return await scrape(
-            self._arms.speculating,
-            timeout_seconds=self._config.scrape.timeout_seconds,
-            monotonic=SYSTEM_CLOCK.monotonic,
-            wall=SYSTEM_CLOCK.wall,
-            model=self._server.model,
-        )
+        return await look(self._config, self._arms.speculating, model=self._server.model)
 
     async def facts(self, look: Scrape) -> ServerFacts:
         """The same, to be kept."""

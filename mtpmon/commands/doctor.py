@@ -22,7 +22,8 @@ from mtpmon.doctor import diagnose
 from mtpmon.examine import examine
 from mtpmon.facts import Facts, Finding, Level, Topic, answers
 from mtpmon.historyfile import HistoryFile, HistoryFileError
-from mtpmon.model import Identity, ProbeOutcome
+from mtpmon.model import ProbeOutcome
+from mtpmon.request import identity_of
 from mtpmon.suite import Prompt
 from mtpmon.watch import Watcher
 from mtpmon.worth import Measured, measure
@@ -105,17 +106,14 @@ def _measured(config: Config, path: Path, name: str, facts: Facts) -> Measured:
         found = file.probes(name, [ProbeOutcome.COMPLETED], config.probe.rolling)
     finally:
         file.close()
-    props, counters = facts.server.props, facts.server.counters
-    identity = Identity(
-        build=props.build if props is not None else None,
-        model=props.model if props is not None else None,
-        start_token=counters.start_token if counters is not None else None,
-    )
+    counters = facts.server.counters
     shallow = [result for result in found.results if not result.variant.depth_tokens]
     return measure(
         # Without a start token, nothing tells that they were of this very process.
         [result for result in shallow if result.identity.start_token is not None],
-        identity=identity,
+        identity=identity_of(
+            facts.server.props, counters.start_token if counters is not None else None
+        ),
         now=SYSTEM_CLOCK.wall(),
         previous=Measured(),
         rules=board_settings(config).worth,

@@ -13,7 +13,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from mtpmon.model import ProbeOutcome, ProbeResult
+from mtpmon.client import LlamaClient
+from mtpmon.compose import SYSTEM_CLOCK
+from mtpmon.config import Config
+from mtpmon.model import ProbeOutcome, ProbeResult, Scrape
+from mtpmon.scrape import scrape
 from mtpmon.suite import Case, Turns
 from mtpmon.watch import Watcher
 
@@ -37,6 +41,17 @@ def progress_bar() -> Progress:
         console=stderr,
         transient=True,
         disable=not stderr.is_terminal,
+    )
+
+
+async def look(config: Config, client: LlamaClient, *, model: str | None = None) -> Scrape:
+    """What a server says of itself now."""
+    return await scrape(
+        client,
+        timeout_seconds=config.scrape.timeout_seconds,
+        monotonic=SYSTEM_CLOCK.monotonic,
+        wall=SYSTEM_CLOCK.wall,
+        model=model,
     )
 
 

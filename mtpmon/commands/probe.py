@@ -15,7 +15,7 @@ from rich.progress import Progress, TaskID
 from mtpmon.board import ServerBoard
 from mtpmon.commands import EXIT_FINE, EXIT_NOT_FINE, exit_codes
 from mtpmon.commands.options import add_servers, chosen, usage, with_probe
-from mtpmon.commands.passes import GIVE_UP_AFTER, one_pass, progress_bar
+from mtpmon.commands.passes import GIVE_UP_AFTER, look, one_pass, progress_bar
 from mtpmon.commands.probetext import ProbeDocument, ServerDocument, rendered
 from mtpmon.commands.terminal import show, write
 from mtpmon.compose import SYSTEM_CLOCK, board_settings, suite, watcher, ways
@@ -23,7 +23,6 @@ from mtpmon.config import Config, Server
 from mtpmon.cost import PlainStep, plain_step
 from mtpmon.model import ProbeResult, Props, Variant
 from mtpmon.report import report
-from mtpmon.scrape import scrape
 from mtpmon.suite import DEFAULT_VARIANT, TASKS, Case, Prompt, rotation
 from mtpmon.viability import viability
 from mtpmon.watch import Watcher
@@ -216,21 +215,15 @@ async def _measure(
     cases: Sequence[Case],
     advance: Callable[[ProbeResult], None],
 ) -> ServerDocument:
-    look = await scrape(
-        watching.arms.speculating,
-        timeout_seconds=config.scrape.timeout_seconds,
-        monotonic=SYSTEM_CLOCK.monotonic,
-        wall=SYSTEM_CLOCK.wall,
-        model=server.model,
-    )
+    found = await look(config, watching.arms.speculating, model=server.model)
     results = await one_pass(
         watching,
         cases,
         advance=advance,
-        awake=lambda: watching.check_captures(look.props),
+        awake=lambda: watching.check_captures(found.props),
     )
-    props = look.props or Props()
-    counters = look.counters
+    props = found.props or Props()
+    counters = found.counters
     return ServerDocument(
         name=server.name,
         url=server.url,
