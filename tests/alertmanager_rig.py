@@ -6,12 +6,9 @@ addresses are put in; nothing else is changed.
 """
 
 import re
-import signal
-import subprocess
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +16,11 @@ from typing import Any
 import yaml
 from aiohttp import web
 
-from mtpmon.demo.server import free_port
 from tests.alerts import DEPLOY, rule_groups
+from tests.listening import listening
 from tests.programs import alertmanager_server
 
-LIFETIME_SECONDS = 600
 READY_SECONDS = 30.0
-PORT_ATTEMPTS = 3
 
 # Each duration of the rules, and what becomes of it in a test.
 SHORT = {
@@ -111,52 +106,21 @@ def alertmanager(config: str, directory: Path) -> Iterator[str]:
         RuntimeError: it does not start; the message ends with its log.
     """
     (directory / "alertmanager.yml").write_text(config, encoding="utf-8")
-    for attempt in range(PORT_ATTEMPTS):  # another process may take a free port first
-        address = f"127.0.0.1:{free_port()}"
-        with _process(directory, address) as process:
-            if _ready(f"http://{address}", process):
-                yield address
-                return
-        log = (directory / "alertmanager.log").read_text(encoding="utf-8", errors="replace")
-        if "address already in use" not in log or attempt == PORT_ATTEMPTS - 1:
-            raise RuntimeError(f"Alertmanager was not ready\n{log[-4000:]}")
 
+    def command(address: str) -> list[str]:
+        return [
+            alertmanager_server(),
+            f"--config.file={directory / 'alertmanager.yml'}",
+            f"--storage.path={directory / 'alertmanager'}",
+            f"--web.listen-address={address}",
+            "--cluster.listen-address=",  # alone: no gossip, nothing to wait for
+        ]
 
-@contextmanager
-def _process(directory: Path, address: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """The process; gone when the block ends, and at the end of its lifetime in any case."""
-    command = [
-        *("timeout", "--kill-after=5", str(LIFETIME_SECONDS), alertmanager_server()),
-        f"--config.file={directory / 'alertmanager.yml'}",
-        f"--storage.path={directory / 'alertmanager'}",
-        f"--web.listen-address={address}",
-        "--cluster.listen-address=",  # alone: no gossip, nothing to wait for
-    ]
-    with (
-        (directory / "alertmanager.log").open("wb") as log,
-        subprocess.Popen(
-            command, cwd=directory, stdout=log, stderr=log, start_new_session=True
-        ) as process,
-    ):
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGALRM)  # to `timeout`: the lifetime is over
-                process.wait()
-
-
-def _ready(url: str, process: "subprocess.Popen[bytes]") -> bool:
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(f"{url}/-/ready", timeout=2) as reply:
-            if reply.status == 200:
-                return True
-        time.sleep(0.05)
-    return False
+    log = directory / "alertmanager.log"
+    with listening(
+        "Alertmanager", command, directory, log=log, ready_seconds=READY_SECONDS
+    ) as address:
+        yield address
 
 
 # --- who is told --------------------------------------------------------------------------

@@ -1,29 +1,24 @@
 """A real Prometheus on the loopback interface, for tests that ask it something.
 
-A server lives as long as a ``with`` block, at most ``LIFETIME_SECONDS``. Samples come from what
+A server lives as long as a ``with`` block, at most ten minutes. Samples come from what
 it scrapes, or all at once from a text with timestamps (``history``), so that hours of figures
 are there without waiting for them.
 """
 
 import json
-import signal
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtpmon.demo.server import free_port
+from tests.listening import listening
 from tests.programs import prometheus_server, promtool
 
-LIFETIME_SECONDS = 600
 READY_SECONDS = 60.0
-STOP_SECONDS = 10.0
-PORT_ATTEMPTS = 3
 SCRAPES_NOTHING = "scrape_configs: []\n"
 
 
@@ -62,16 +57,23 @@ def prometheus(
     data = directory / "data"
     if history:
         load(history, directory, data)
-    for attempt in range(PORT_ATTEMPTS):  # another process may take a free port first
-        port = free_port()
-        with _process(directory, data, port, flags) as process:
-            url = f"http://127.0.0.1:{port}"
-            if _ready(url, process):
-                yield url
-                return
-        log = (directory / "prometheus.log").read_text(encoding="utf-8", errors="replace")
-        if "address already in use" not in log or attempt == PORT_ATTEMPTS - 1:
-            raise RuntimeError(f"Prometheus was not ready\n{log[-4000:]}")
+
+    def command(address: str) -> list[str]:
+        return [
+            prometheus_server(),
+            f"--config.file={directory / 'prometheus.yml'}",
+            f"--storage.tsdb.path={data}",
+            "--storage.tsdb.retention.time=10y",  # history may be of any time
+            f"--web.listen-address={address}",
+            "--web.enable-lifecycle",
+            *flags,
+        ]
+
+    log = directory / "prometheus.log"
+    with listening(
+        "Prometheus", command, directory, log=log, ready_seconds=READY_SECONDS
+    ) as address:
+        yield f"http://{address}"
 
 
 def load(history: str, directory: Path, data: Path) -> None:
@@ -84,52 +86,6 @@ def load(history: str, directory: Path, data: Path) -> None:
     )
     if done.returncode != 0:
         raise RuntimeError(f"history was refused: {done.stderr.decode()}")
-
-
-@contextmanager
-def _process(
-    directory: Path, data: Path, port: int, flags: Sequence[str]
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """The process; gone when the block ends, and at the end of its lifetime in any case."""
-    command = [
-        *("timeout", "--kill-after=5", str(LIFETIME_SECONDS), prometheus_server()),
-        f"--config.file={directory / 'prometheus.yml'}",
-        f"--storage.tsdb.path={data}",
-        "--storage.tsdb.retention.time=10y",  # history may be of any time
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--web.enable-lifecycle",
-        *flags,
-    ]
-    with (
-        (directory / "prometheus.log").open("wb") as log,
-        # `timeout` makes a group of its own; a session makes sure of it before it has.
-        subprocess.Popen(
-            command, cwd=directory, stdout=log, stderr=log, start_new_session=True
-        ) as process,
-    ):
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGALRM)  # to `timeout`: the lifetime is over
-                process.wait()
-
-
-def _ready(url: str, process: "subprocess.Popen[bytes]") -> bool:
-    """Wait until it answers; false if it ended or took too long."""
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        with (
-            suppress(OSError),
-            urllib.request.urlopen(f"{url}/-/ready", timeout=2) as reply,
-        ):
-            if reply.status == 200:
-                return True
-        time.sleep(0.05)
-    return False
 
 
 def fetch(url: str, **parameters: str) -> Any:
